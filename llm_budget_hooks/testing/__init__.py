@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from llm_budget_hooks.testing.provider import FakeProvider, RequestRecord
 from llm_budget_hooks.testing.replies import Reply, ToolCall
+from llm_budget_hooks.testing.servers import RedisServer, available_servers
 
-__all__ = ["FakeProvider", "Reply", "RequestRecord", "ToolCall"]
+__all__ = ["FakeProvider", "RedisServer", "Reply", "RequestRecord", "ToolCall", "available_servers"]
