@@ -33,12 +33,17 @@ class ServerThread:
         self._errors = errors
         self._started = threading.Event()
         self._stopping = asyncio.Event()
+        self._serves = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket = socket.create_server((LOOPBACK, 0), backlog=1024)
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._started.wait()
+        if not self._serves:
+            self._thread.join()
+            self._socket.close()
+            raise errors.pop()
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Runs `function` inside the loop, soon; does nothing once the loop has ended."""
@@ -63,9 +68,13 @@ class ServerThread:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._collect)
         server = await self._listen(self._socket)
+        self._serves = True
         self._started.set()
         await self._stopping.wait()
         server.close()
+        # A connection that was accepted a moment ago reaches its protocol within the next turns of the loop.
+        for _ in range(3):
+            await asyncio.sleep(0)
         await self._close()
         await server.wait_closed()
 

@@ -36,7 +36,7 @@ class RequestRecord:
         stream: whether a stream was asked for.
         json: the request's body; empty when there was none.
         started_s: `time.monotonic` when the request was complete.
-        ended_s: `time.monotonic` when the last byte was handed over; None while it is in flight.
+        ended_s: `time.monotonic` when the last byte went out or the client had left; None while it is in flight.
         status: the HTTP status sent; None if none was.
         disconnected: the client left before the answer was complete.
         input_tokens: billed for the prompt.
@@ -108,6 +108,7 @@ class FakeProvider(Settings):
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._entries: list[_Entry] = []
+        self._open = 0
         self._next: deque[Reply] = deque()
         self._live: set[Connection] = set()
         self._hung: set[asyncio.Future[None]] = set()
@@ -165,7 +166,7 @@ class FakeProvider(Settings):
     def in_flight(self) -> int:
         """How many requests have arrived and not ended."""
         with self._changed:
-            return self._count_open()
+            return self._open
 
     @property
     def billed_input_tokens(self) -> int:
@@ -228,17 +229,12 @@ class FakeProvider(Settings):
         Raises:
             TimeoutError: some still are after `timeout_s`.
         """
-        self._wait(lambda: not self._count_open(), timeout_s)
+        self._wait(lambda: not self._open, timeout_s)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(condition, timeout_s):
-                raise TimeoutError(
-                    f"{len(self._entries)} requests, {self._count_open()} in flight, after {timeout_s} s"
-                )
-
-    def _count_open(self) -> int:
-        return sum(entry.ended_s is None for entry in self._entries)
+                raise TimeoutError(f"{len(self._entries)} requests, {self._open} in flight, after {timeout_s} s")
 
     async def _listen(self, bound: socket.socket) -> asyncio.Server:
         return await asyncio.get_running_loop().create_server(
@@ -265,14 +261,21 @@ class FakeProvider(Settings):
             self.errors.append(error)
             self._respond(entry, connection, 500, shapes.error_body(f"fake provider failed: {error!r}", "server_error"))
         finally:
-            with self._changed:
+            self._ended(entry)
+
+    def _ended(self, entry: _Entry) -> None:
+        """Closes the entry, before the last byte goes out: who has read an answer finds its record complete."""
+        with self._changed:
+            if entry.ended_s is None:
                 entry.ended_s = time.monotonic()
+                self._open -= 1
                 self._changed.notify_all()
 
     async def _answer(self, request: HttpRequest, entry: _Entry, connection: Connection) -> None:
         problem = _read(request, entry)
         with self._changed:
             self._entries.append(entry)
+            self._open += 1
             self._changed.notify_all()
             scripted = self._next.popleft() if self._next and not problem and request.method == "POST" else None
         respond = partial(self._respond, entry, connection)
@@ -296,6 +299,7 @@ class FakeProvider(Settings):
             entry.output_tokens = 0 if streams else answer.output_tokens
         await asyncio.sleep(self.latency_s if reply.latency_s is None else reply.latency_s)
         if reply.cut_after == 0:
+            self._ended(entry)
             connection.cut()
         elif reply.status >= 400:
             self._respond(entry, connection, reply.status, dict(reply.error_body), reply.headers)
@@ -318,11 +322,12 @@ class FakeProvider(Settings):
         pause_s = self.chunk_latency_s if reply.chunk_latency_s is None else reply.chunk_latency_s
         entry.status = 200
         connection.start_events()
-        for event in itertools.islice(events, reply.cut_after):
-            connection.send_event(event.payload)
-            entry.output_tokens = event.output_tokens
-            if pause_s:
+        for position, event in enumerate(itertools.islice(events, reply.cut_after)):
+            if position and pause_s:
                 await asyncio.sleep(pause_s)
+            entry.output_tokens = event.output_tokens
+            connection.send_event(event.payload)
+        self._ended(entry)
         if reply.cut_after is None:
             connection.end_events()
         else:
@@ -333,6 +338,7 @@ class FakeProvider(Settings):
             self._respond(entry, connection, 200, body, reply.headers)
             return
         entry.status = 200
+        self._ended(entry)
         payload = render(200, json.dumps(body).encode(), reply.headers)
         connection.write(payload[:-20])
         connection.cut()
@@ -346,6 +352,7 @@ class FakeProvider(Settings):
         headers: dict[str, str] | None = None,
     ) -> None:
         entry.status = status
+        self._ended(entry)
         connection.respond(status, body, headers)
 
 

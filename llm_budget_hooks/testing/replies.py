@@ -103,7 +103,8 @@ class Settings:
         chunks: pieces that a streamed text is sent in.
         model: the model that says it served; None echoes the one that was asked for.
         usage: False leaves all token numbers out, everywhere.
-        reply: a Reply, or a function from the request's JSON to a Reply or None; the way to script an agent.
+        reply: a Reply, or a function from the request's JSON to a Reply or None; the way to script an agent. The
+            function runs on the provider's thread and must not block.
     """
 
     latency_s: float = 0.0
