@@ -1,1 +1,36 @@
 """Decides before a model provider is called whether the call may be paid for, and books the true cost after."""
+
+from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
+from llm_budget_hooks.errors import (
+    AlreadyResolved,
+    BudgetError,
+    BudgetExceeded,
+    ConfigurationError,
+    PriceUnknown,
+    ReservationConflict,
+    StoreUnavailable,
+)
+from llm_budget_hooks.models import Budget, BudgetStatus, Call, Orphan, Outcome, Policy, Settlement, Usage
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyResolved",
+    "Budget",
+    "BudgetEngine",
+    "BudgetError",
+    "BudgetExceeded",
+    "BudgetStatus",
+    "Call",
+    "ConfigurationError",
+    "Orphan",
+    "Outcome",
+    "Policy",
+    "PriceUnknown",
+    "Reservation",
+    "ReservationConflict",
+    "Settlement",
+    "StoreUnavailable",
+    "Usage",
+    "Utterance",
+]

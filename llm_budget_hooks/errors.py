@@ -22,6 +22,7 @@ Code = Literal[
     "killed",
     "store_unavailable",
     "price_unknown",
+    "identity_missing",
 ]
 Stage = Literal["call", "start", "end"]
 Amount = Decimal | int | None

@@ -260,6 +260,7 @@ class FakeProvider(Settings):
         except Exception as error:  # noqa: BLE001 - collected, and raised when the context is left
             self.errors.append(error)
             self._respond(entry, connection, 500, shapes.error_body(f"fake provider failed: {error!r}", "server_error"))
+            connection.cut()
         finally:
             self._ended(entry)
 
@@ -297,7 +298,8 @@ class FakeProvider(Settings):
         if reply.status < 400:
             entry.input_tokens = answer.input_tokens
             entry.output_tokens = 0 if streams else answer.output_tokens
-        await asyncio.sleep(self.latency_s if reply.latency_s is None else reply.latency_s)
+        if latency_s := self.latency_s if reply.latency_s is None else reply.latency_s:
+            await asyncio.sleep(latency_s)
         if reply.cut_after == 0:
             self._ended(entry)
             connection.cut()
@@ -366,7 +368,7 @@ def _read(request: HttpRequest, entry: _Entry) -> tuple[int, dict[str, Any]] | N
         return 405, shapes.error_body(f"{request.method} is not allowed here")
     try:
         body = json.loads(request.body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return 400, shapes.error_body(f"the body is not JSON: {error}")
     if not isinstance(body, dict):
         return 400, shapes.error_body("the body is not a JSON object")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -346,7 +348,7 @@ def test_close_is_honoured_when_the_client_asks_for_it(provider: FakeProvider) -
         assert file.read() == b""
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b"[" * 100_000], ids=["cut", "list", "bytes", "deep"])
 def test_body_that_is_no_json_object_is_refused(provider: FakeProvider, body: bytes) -> None:
     with socket.create_connection(("127.0.0.1", provider.port), 10) as raw:
         raw.sendall(http_post(body))
@@ -433,6 +435,13 @@ def test_waiting_for_requests_that_do_not_come_says_how_many_did(provider: FakeP
     ask(client)
     with pytest.raises(TimeoutError, match="1 requests, 0 in flight"):
         provider.wait_for(2, timeout_s=0.01)
+
+
+def test_importing_the_fakes_imports_no_framework_and_no_client() -> None:
+    heavy = ["litellm", "langchain_core", "langchain", "redis", "sqlalchemy", "openai", "httpx", "pytest"]
+    script = f"import sys, llm_budget_hooks.testing; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def http_post(body: bytes, headers: str = "") -> bytes:

@@ -137,7 +137,7 @@ def test_server_that_runs_is_not_started_twice(own_server: RedisServer) -> None:
 
 
 def test_forked_copy_does_not_stop_the_server(own_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers.os, "getpid", lambda: -1)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
     own_server.stop()
     monkeypatch.undo()
     assert own_server.command("PING") == b"PONG"

@@ -1,0 +1,70 @@
+"""How two integrations that see the same call agree on one hold.
+
+The outer one (LangChain) opens a ticket for a call that it has reserved. The inner one (LiteLLM), which sees
+the request that this call makes, claims the ticket instead of reserving again. A ticket is changed in place,
+since the context that opened it is often a copy of the one that closes it.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llm_budget_hooks.engine.engine import BudgetEngine
+
+
+class Ticket:
+    """One call that has a hold already.
+
+    Attributes:
+        engine: the engine that holds.
+        open: False once the call has ended.
+        claimed_by: the inner call that this ticket covers, None while there is none.
+    """
+
+    __slots__ = ("claimed_by", "engine", "open")
+
+    def __init__(self, engine: BudgetEngine) -> None:
+        self.engine = engine
+        self.open = True
+        self.claimed_by: str | None = None
+
+    def close(self) -> None:
+        """The call has ended; requests made from now on are calls of their own."""
+        self.open = False
+
+
+_TICKETS: ContextVar[tuple[Ticket, ...]] = ContextVar("llm_budget_hooks_tickets", default=())
+
+
+def open_ticket(engine: BudgetEngine) -> Ticket:
+    """Cover the next request that this context makes."""
+    ticket = Ticket(engine)
+    _TICKETS.set((*(t for t in _TICKETS.get() if t.open), ticket))
+    return ticket
+
+
+def claim(engine: BudgetEngine, id: str) -> Ticket | None:
+    """The ticket that covers a request: one that it claimed before, else the first that is free.
+
+    Args:
+        engine: the engine that would reserve.
+        id: names the request, the same for all that is seen of it.
+    """
+    tickets = [ticket for ticket in _TICKETS.get() if ticket.open and ticket.engine is engine]
+    for ticket in tickets:
+        if ticket.claimed_by == id:
+            return ticket
+    for ticket in tickets:
+        if ticket.claimed_by is None:
+            ticket.claimed_by = id
+            return ticket
+    return None
+
+
+def unclaim(engine: BudgetEngine, id: str) -> None:
+    """The request failed: its ticket covers the next attempt."""
+    for ticket in _TICKETS.get():
+        if ticket.engine is engine and ticket.claimed_by == id:
+            ticket.claimed_by = None

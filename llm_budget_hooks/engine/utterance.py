@@ -1,0 +1,160 @@
+"""One request of one user, and its answer: `Utterance`, the scope that joins the calls it fans out into."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator
+from contextvars import ContextVar, Token
+from decimal import Decimal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from llm_budget_hooks.engine.refusals import answer_refusal
+from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.plan import normalised
+from llm_budget_hooks.transitions import Meter
+
+if TYPE_CHECKING:
+    from llm_budget_hooks.engine.engine import BudgetEngine
+
+_CURRENT: ContextVar[Utterance | None] = ContextVar("llm_budget_hooks_utterance", default=None)
+
+
+def current_utterance(engine: BudgetEngine) -> Utterance | None:
+    """The utterance of this engine that the running code is in."""
+    scope = _CURRENT.get()
+    return scope if scope is not None and scope.engine is engine else None
+
+
+class Utterance:
+    """A scope in which all calls are one utterance and one answer; ``with`` and ``async with`` both work.
+
+    A nested one without an id joins the outer one. At its end the answer's actual cost is held against its
+    ceiling: above it, `served` is False and `BudgetExceeded` is raised with the `output`, unless another
+    exception is on its way.
+
+    Attributes:
+        engine: whose budgets count.
+        id: names the utterance.
+        tenant, user, feature: whose request it is.
+        plan: the steps that were announced.
+        served: False once the answer cost more than its ceiling.
+        output: the answer, if the application puts it here; the refusal at the end carries it.
+    """
+
+    def __init__(
+        self,
+        engine: BudgetEngine,
+        tenant: str | None,
+        user: str | None,
+        feature: str | None,
+        id: str | None,
+        plan: tuple[str, ...] | None,
+    ) -> None:
+        outer = current_utterance(engine)
+        self._outer = outer if id is None else None
+        self.engine = engine
+        self.id = id if id is not None else outer.id if outer is not None else f"ut-{os.urandom(10).hex()}"
+        self.tenant = tenant if tenant is not None and self._outer is None else outer.tenant if outer else tenant
+        self.user = user if user is not None and self._outer is None else outer.user if outer else user
+        self.feature = feature if feature is not None else outer.feature if outer else None
+        self.plan = plan
+        self.served = True
+        self.output: Any = None
+        self._token: Token[Utterance | None] | None = None
+        self._lock = threading.Lock()
+        self._open: dict[str, int] = {}
+        self._spent_nusd = 0
+        self._calls = 0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells this utterance from all others of the engine."""
+        return normalised(self.tenant), normalised(self.user), self.id
+
+    @property
+    def estimate(self) -> Decimal | None:
+        """What the announced steps are expected to cost, in dollars; None without a plan."""
+        return None if self.plan is None else to_decimal(self.engine.planned_nusd(self.plan))
+
+    @property
+    def spent(self) -> Decimal:
+        """What its settled calls cost so far, in dollars, as far as this process knows."""
+        return self._outer.spent if self._outer is not None else to_decimal(self._spent_nusd)
+
+    @property
+    def reserved(self) -> Decimal:
+        """What its open calls hold, in dollars, as far as this process knows."""
+        return self._outer.reserved if self._outer is not None else to_decimal(sum(self._open.values()))
+
+    @property
+    def calls(self) -> int:
+        """How many of its calls were let in, as far as this process knows."""
+        return self._outer.calls if self._outer is not None else self._calls
+
+    def begin(self, id: str, estimate_nusd: int) -> None:
+        """Take note of an admitted call."""
+        with self._lock:
+            if id not in self._open:
+                self._open[id] = estimate_nusd
+                self._calls += 1
+
+    def end(self, id: str, cost_nusd: int) -> None:
+        """Take note of what a call cost."""
+        with self._lock:
+            self._open.pop(id, None)
+            self._spent_nusd += cost_nusd
+
+    def charged(self, cost_nusd: int) -> None:
+        """Take note of a call that was admitted and booked in one trip."""
+        with self._lock:
+            self._calls += 1
+            self._spent_nusd += cost_nusd
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._leave()
+        self.engine.run(self._finish(error))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._leave()
+        await self.engine.arun(self._finish(error))
+
+    def _begin(self) -> None:
+        if self._outer is None:
+            refused = self.engine.answer_ceiling(self)
+            if refused is not None:
+                raise refused
+            self.engine.join(self)
+        self._token = _CURRENT.set(self)
+
+    def _leave(self) -> None:
+        if self._token is not None:
+            _CURRENT.reset(self._token)
+            self._token = None
+
+    def _finish(self, error: BaseException | None) -> Generator[Any, Any, None]:
+        """Hold the actual cost against the ceiling."""
+        if self._outer is not None:
+            return
+        try:
+            lines, accounts = yield from self.engine.answer_balances(self)
+        except StoreUnavailable:
+            return
+        for line, account in zip(lines, accounts, strict=True):
+            used = account.spent + account.reserved
+            if line.meter == Meter.USD and used > line.limit:
+                self.served = False
+                if error is None:
+                    raise answer_refusal(line.budget.name, line.limit, account.spent, account.reserved, self.output)

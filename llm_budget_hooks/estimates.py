@@ -1,0 +1,119 @@
+"""What a call is expected to cost before it is made. Pure; see rule 8 of the design.
+
+``bound`` is never below the true cost of an honest call. ``auto`` takes the bound if the caller gave
+`max_output_tokens`, else the input plus what the step is budgeted for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
+from llm_budget_hooks.models import Basis, Call, EstimateMode
+from llm_budget_hooks.money import MAX_CALL_NUSD, format_usd
+
+
+class Priced(Protocol):
+    """What an estimate needs of a price; `llm_budget_hooks.pricing.Price` has it."""
+
+    @property
+    def max_input_tokens(self) -> int | None:
+        """The model's largest input."""
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The model's largest output."""
+
+    def bound_nusd(
+        self, input_tokens: int, output_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None
+    ) -> int:
+        """The most that such a call can cost."""
+
+    def input_nusd(self, input_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None) -> int:
+        """The most that the input alone can cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """What a step without history and without an output bound is held for, on top of its input."""
+
+    nusd: int
+    tokens: int
+
+
+def usd(call: Call, price: Priced | None, mode: EstimateMode, step: StepBudget, flat_nusd: int | None) -> tuple[int, Basis]:
+    """The estimate in nano-dollars, and where it came from.
+
+    Args:
+        call: what is asked.
+        price: the model's price, None if it is not known.
+        mode: how to estimate.
+        step: the budget of the call's step.
+        flat_nusd: what the policy holds for a model without a price; None: it refuses.
+
+    Raises:
+        PriceUnknown: there is no price and no flat amount, or no bound of the input.
+        ConfigurationError: the estimate is above $100,000.
+    """
+    if call.amount_nusd is not None:
+        return call.amount_nusd, "amount"
+    if price is None:
+        if flat_nusd is None:
+            raise _unpriced(call)
+        return flat_nusd, "flat"
+    inputs = call.input_tokens
+    if inputs is None:
+        inputs = _largest(call, price.max_input_tokens, "input")
+    outputs = call.max_output_tokens
+    stepped = mode == "p90" or (mode == "auto" and outputs is None)
+    if outputs is None and not stepped:
+        outputs = _largest(call, price.max_output_tokens, "output")
+    amount, basis = 0, "bound"
+    if outputs is not None:
+        amount = price.bound_nusd(inputs, outputs, writes_cache=call.writes_cache, service_tier=call.service_tier)
+    if stepped:
+        guess = price.input_nusd(inputs, writes_cache=call.writes_cache, service_tier=call.service_tier) + step.nusd
+        if outputs is None or guess < amount:
+            amount, basis = guess, "step"
+    if amount > MAX_CALL_NUSD:
+        raise ConfigurationError(f"the call would hold {format_usd(amount)}; one call is at most $100,000")
+    return amount, "bound" if basis == "bound" else "step"
+
+
+def tokens(call: Call, price: Priced | None, mode: EstimateMode, step: StepBudget) -> int:
+    """The estimate in tokens, input and output together.
+
+    Raises:
+        PriceUnknown: the input is not counted and the model's largest input is not known.
+    """
+    inputs = call.input_tokens
+    if inputs is None:
+        if call.amount_nusd is not None and price is None:
+            inputs = 0
+        else:
+            inputs = _largest(call, price.max_input_tokens if price else None, "input")
+    outputs = call.max_output_tokens
+    if mode == "p90" and outputs is not None:
+        outputs = min(outputs, step.tokens)
+    elif outputs is None:
+        known = price.max_output_tokens if price and mode == "bound" else None
+        outputs = step.tokens if known is None else known
+    return inputs + outputs
+
+
+def _largest(call: Call, known: int | None, which: str) -> int:
+    if known is not None:
+        return known
+    given = "input_tokens" if which == "input" else "max_output_tokens"
+    raise PriceUnknown(
+        f"The largest {which} of model {call.model!r} is not known, so the call has no bound. "
+        f"Give the call its {given}, or set max_{which}_tokens under [prices.{call.model!r}]."
+    )
+
+
+def _unpriced(call: Call) -> PriceUnknown:
+    return PriceUnknown(
+        f"No price is known for model {call.model!r}. Write one under [prices.{call.model!r}], "
+        'name the model it stands for under [aliases], or set unknown_price = "$0.02", a flat amount per call.'
+    )

@@ -1,0 +1,162 @@
+"""What is asked of a model and what it used: `Call` and `Usage`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.money import MAX_CALL_NUSD, parse_nusd
+
+MAX_TOKENS = 10**12
+
+
+def checked_count(owner: str, name: str, value: object) -> None:
+    """Raise unless a value is None or a whole number from 0 to 10**12.
+
+    Raises:
+        ConfigurationError: naming the owner, the field and what was given.
+    """
+    if value is None:
+        return
+    if type(value) is not int:
+        raise ConfigurationError(f"{owner}.{name} is a whole number, not {value!r}")
+    if not 0 <= value <= MAX_TOKENS:
+        raise ConfigurationError(f"{owner}.{name} is {value}; it is from 0 to {MAX_TOKENS}")
+
+
+def checked_cost(owner: str, name: str, value: object) -> int:
+    """An amount of dollars for one call, as nano-dollars.
+
+    Args:
+        owner: whose field it is, for the message.
+        name: the field's name.
+        value: "$0.10", "5¢", "0.10", an int or a Decimal of dollars.
+
+    Raises:
+        ConfigurationError: for floats, negatives, NaN, or more than $100,000.
+    """
+    try:
+        nusd = parse_nusd(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{owner}.{name}: {error}") from None
+    if nusd > MAX_CALL_NUSD:
+        raise ConfigurationError(f"{owner}.{name} is {value}; one call is at most $100,000")
+    return nusd
+
+
+def _checked_text(owner: str, name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"{owner}.{name} is text, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One model call about to be made.
+
+    Attributes:
+        model: the model's name, as the provider or LiteLLM knows it.
+        tenant: who pays; None is the tenant ``default``.
+        user: who asks, always within the tenant; None is the tenant's one anonymous user.
+        input_tokens: size of the prompt; None: unknown, the model's largest input is assumed.
+        max_output_tokens: the bound sent to the provider; None if there is none.
+        step: the named call site inside an answer; None: the model.
+        feature: the part of the product that asked.
+        utterance: the user's request that this call serves; None: the surrounding `engine.utterance()`, or its own.
+        id: names this one attempt; None: made up.
+        amount: a fixed estimate in dollars, instead of one from tokens and prices.
+        service_tier: ``priority``, ``flex`` or ``batch`` if the call asks for it.
+        writes_cache: whether the call writes a prompt cache, which some providers charge for.
+
+    Raises:
+        ConfigurationError: for a field that cannot be what was meant.
+    """
+
+    model: str
+    tenant: str | None = None
+    user: str | None = None
+    input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    step: str | None = None
+    feature: str | None = None
+    utterance: str | None = None
+    id: str | None = None
+    amount: Decimal | int | str | None = None
+    service_tier: str | None = None
+    writes_cache: bool = False
+    amount_nusd: int | None = field(init=False, default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if type(self.model) is not str or not self.model.strip():
+            raise ConfigurationError(f"Call.model is the name of a model, not {self.model!r}")
+        if self.input_tokens is not None:
+            checked_count("Call", "input_tokens", self.input_tokens)
+        if self.max_output_tokens is not None:
+            checked_count("Call", "max_output_tokens", self.max_output_tokens)
+        if self.amount is not None:
+            object.__setattr__(self, "amount_nusd", checked_cost("Call", "amount", self.amount))
+        for value in (self.tenant, self.user, self.step, self.feature, self.utterance, self.id, self.service_tier):
+            if value is not None and type(value) is not str:
+                self._refuse_non_text()
+
+    def _refuse_non_text(self) -> None:
+        for name in ("tenant", "user", "step", "feature", "utterance", "id", "service_tier"):
+            _checked_text("Call", name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the provider says was used. All counts are tokens but for `images` and `searches`.
+
+    Attributes:
+        input_tokens: all of the prompt, cached and cache-written parts included.
+        cached_input_tokens: the part of the prompt read from a cache.
+        cache_write_tokens: the part written to a cache for 5 minutes.
+        cache_write_1h_tokens: the part written to a cache for an hour.
+        output_tokens: all that was generated, reasoning included.
+        reasoning_tokens: the part of the output that was reasoning.
+        input_audio_tokens, output_audio_tokens: the parts that were audio.
+        images: how many images were made.
+        searches: how many web searches were made.
+        service_tier: the tier that served; None: the one asked for.
+        exact: False if a count was guessed rather than reported.
+
+    Raises:
+        ConfigurationError: for a count that is negative or not a whole number.
+    """
+
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    input_audio_tokens: int = 0
+    output_audio_tokens: int = 0
+    images: int = 0
+    searches: int = 0
+    service_tier: str | None = None
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        counts = (
+            self.input_tokens, self.cached_input_tokens, self.cache_write_tokens, self.cache_write_1h_tokens,
+            self.output_tokens, self.reasoning_tokens, self.input_audio_tokens, self.output_audio_tokens,
+            self.images, self.searches,
+        )  # fmt: skip
+        for count in counts:
+            if type(count) is not int or not 0 <= count <= MAX_TOKENS:
+                self._refuse_counts()
+        _checked_text("Usage", "service_tier", self.service_tier)
+
+    def _refuse_counts(self) -> None:
+        for name in self.__slots__[:10]:
+            value = getattr(self, name)
+            if value is None:
+                raise ConfigurationError(f"Usage.{name} is None; leave out what is not known")
+            checked_count("Usage", name, value)
+
+    @property
+    def total_tokens(self) -> int:
+        """What the meter ``tokens`` counts: input and output."""
+        return self.input_tokens + self.output_tokens

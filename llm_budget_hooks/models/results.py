@@ -1,0 +1,109 @@
+"""What the engine answers: `Settlement`, `Outcome`, `BudgetStatus`, `Orphan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Literal
+
+from llm_budget_hooks.errors import BudgetExceeded
+
+Basis = Literal["amount", "bound", "p90", "step", "flat", "actual"]
+SettlementStatus = Literal["settled", "released", "late", "already_settled", "already_released", "unknown"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def instant(at_ms: int) -> datetime:
+    """An aware datetime in UTC from milliseconds since the epoch."""
+    return _EPOCH + timedelta(milliseconds=at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a settle, a release or a charge ended.
+
+    Attributes:
+        id: of the hold.
+        status: ``settled`` or ``released``: done now; ``late``: a final settle after a provisional end, the
+            difference was booked; ``already_settled`` and ``already_released``: nothing was changed;
+            ``unknown``: no such hold is known, or the store could not be reached and the settle is kept for later.
+        cost: what was booked, in dollars; None if nothing was or it is not known.
+        estimate: what was held, in dollars; None for a bare id.
+        overage: how far the cost was above the hold, in dollars.
+        exact: False if the cost is a guess: an unknown outcome, or usage without a price.
+        differs: a second final settle named another amount; nothing was changed.
+        pending: the store could not be reached; the settle is sent again with a later operation.
+    """
+
+    id: str
+    status: SettlementStatus
+    cost: Decimal | None = None
+    estimate: Decimal | None = None
+    overage: Decimal = Decimal(0)
+    exact: bool = True
+    differs: bool = False
+    pending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether a call would be let in; true in a condition if it would.
+
+    Attributes:
+        allowed: whether it would.
+        refusal: the error that `reserve` would raise, else None.
+        estimate: what would be held, in dollars.
+    """
+
+    allowed: bool
+    refusal: BudgetExceeded | None = None
+    estimate: Decimal | None = None
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatus:
+    """One balance. Amounts are `Decimal` dollars for ``usd``, ints for other meters, None where unread.
+
+    Attributes:
+        budget: the budget's name.
+        scope, meter, window: as in the policy.
+        limit: as in the policy.
+        spent: booked in this window.
+        reserved: held by open calls.
+        available: what a call may still ask for.
+        resets_at: when the window ends; for a rolling window, when the oldest amount leaves it; None without an end.
+    """
+
+    budget: str
+    scope: str
+    meter: str
+    window: str | None
+    limit: Decimal | int
+    spent: Decimal | int | None
+    reserved: Decimal | int | None
+    available: Decimal | int | None
+    resets_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A hold that nobody has settled: open, or expired and charged what it held.
+
+    Attributes:
+        id: of the hold; ids that a caller chose are shown as their hash.
+        status: ``open`` or ``expired``.
+        model: what was called.
+        amount: the dollars that it holds or was charged, the most in one account; None if it counts no money.
+        created_at, expires_at: its times.
+    """
+
+    id: str
+    status: Literal["open", "expired"]
+    model: str
+    amount: Decimal | None
+    created_at: datetime
+    expires_at: datetime

@@ -1,0 +1,357 @@
+"""From a call to one command: which budgets match, which accounts they mean, what is asked of each. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import unicodedata
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from llm_budget_hooks import estimates
+from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
+from llm_budget_hooks.estimates import StepBudget
+from llm_budget_hooks.models import Basis, Budget, Call, Policy
+from llm_budget_hooks.money import parse_nusd
+from llm_budget_hooks.pricing import Price, PriceBook
+from llm_budget_hooks.transitions import MAX_AMOUNT, Kind, Meter, Mode, Read, Reserve, Rule, Shape, Terms
+from llm_budget_hooks.windows import Window
+
+DEFAULT_TENANT = "default"
+_METERS = {"usd": 1, "tokens": 2, "calls": 3, "utterances": 4, "in_flight": 5}
+_SCOPES = {"global": 0, "tenant": 1, "user": 2, "answer": 3}
+_MAX_SHAPES = 4096
+_MADE_UP = "-"
+
+
+def digest(*parts: str) -> str:
+    """Twenty letters that stand for a list of texts, whatever is in them; other lists have others."""
+    hashed = blake2b(digest_size=15)
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        hashed.update(b"%d:" % len(encoded))
+        hashed.update(encoded)
+    return urlsafe_b64encode(hashed.digest()).decode()
+
+
+def normalised(text: str | None) -> str:
+    """An id as accounts know it: NFC, stripped; empty where there is none."""
+    if text is None:
+        return ""
+    return text.strip() if text.isascii() else unicodedata.normalize("NFC", text).strip()
+
+
+@lru_cache(maxsize=8192)
+def _identity(tenant: str, user: str) -> tuple[str, str]:
+    return digest("t", tenant), digest("u", tenant, user)
+
+
+class _Ids:
+    """Made-up ids: a random part per process, and a count."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        self._prefix = "r-" + os.urandom(8).hex()
+        self._count = itertools.count()
+
+    def next(self) -> str:
+        return f"{self._prefix}{next(self._count):x}"
+
+
+_IDS = _Ids()
+os.register_at_fork(after_in_child=_IDS.renew)
+
+
+def hold_key(id: str) -> str:
+    """The key of a hold. Made-up ids are their own; all others are hashed, and cannot meet them."""
+    if id.startswith("r-") and len(id) < 40 and id[2:].isalnum() and id.isascii():
+        return id
+    return "x" + digest("h", id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    budget: Budget
+    window: Window | None
+    meter: int
+    kind: int
+    scope: int
+    limit: int
+    prefix: str
+
+    def rule(self, now_ms: int) -> Rule:
+        ends = self.window.bounds(now_ms)[1] if self.window and self.kind == Kind.CALENDAR else 0
+        length = self.window.length_ms if self.window else 0
+        return Rule(self.budget.name, self.budget.scope, self.meter, self.kind, self.limit, ends, length)
+
+    def suffix(self, now_ms: int) -> str:
+        return f":{self.window.bounds(now_ms)[0] // 1000:x}" if self.window and self.kind == Kind.CALENDAR else ""
+
+
+@dataclass(slots=True)
+class _Compiled:
+    """The lines of one kind of call, and their shape for as long as no window ends."""
+
+    lines: tuple[_Line, ...]
+    parts: tuple[tuple[str, int, str], ...] = ()
+    shape: Shape = Shape(())
+    from_ms: int = 0
+    until_ms: int = 0
+    usd: bool = False
+    tokens: bool = False
+    own_modes: bool = False
+    tenant: bool = False
+    user: bool = False
+
+    def at(self, now_ms: int) -> _Compiled:
+        if self.from_ms <= now_ms < self.until_ms:
+            return self
+        bounds = [line.window.bounds(now_ms) for line in self.lines if line.window and line.kind == Kind.CALENDAR]
+        parts = tuple((line.prefix, line.scope, line.suffix(now_ms)) for line in self.lines)
+        shape = Shape(tuple(line.rule(now_ms) for line in self.lines))
+        start = max((b[0] for b in bounds), default=-MAX_AMOUNT)
+        end = min((b[1] for b in bounds), default=MAX_AMOUNT)
+        return _Compiled(
+            self.lines, parts, shape, start, end, self.usd, self.tokens, self.own_modes, self.tenant, self.user
+        )
+
+
+@dataclass(slots=True)
+class Plan:
+    """One call, planned.
+
+    Attributes:
+        command: what to ask of the store.
+        id: of the hold, as the caller knows it.
+        estimate_nusd: the call's one estimate under the policy's mode.
+        basis: where it came from.
+        price: the model's price, None if it is not known.
+    """
+
+    command: Reserve
+    id: str
+    estimate_nusd: int
+    basis: Basis
+    price: Price | None
+
+
+class Planner:
+    """Plans the calls of one policy."""
+
+    def __init__(self, policy: Policy, prices: PriceBook) -> None:
+        self.policy = policy
+        self.prices = prices
+        self.terms = terms_of(policy)
+        self._steps = {name: StepBudget(parse_nusd(value), policy.step_tokens) for name, value in policy.steps.items()}
+        self._step = StepBudget(parse_nusd(policy.step_budget), policy.step_tokens)
+        self._flat = None if policy.unknown_price == "refuse" else parse_nusd(policy.unknown_price)
+        self._compiled: dict[tuple[str, str | None, str], _Compiled] = {}
+        self._lines: dict[str, tuple[_Line, ...]] = {}
+
+    def plan(self, call: Call, now_ms: int, mode: int = Mode.HOLD, actual: tuple[int, int] | None = None) -> Plan:
+        """Plan a reserve, a check or a charge.
+
+        Args:
+            call: what is asked.
+            now_ms: the store's time, as far as it is known.
+            mode: what to do if all agree.
+            actual: nano-dollars and tokens to charge, instead of an estimate.
+
+        Raises:
+            PriceUnknown: a budget counts money and no price is known for the model.
+            BudgetExceeded: the call has no identity, and the policy wants one.
+            ConfigurationError: the estimate is above what one call may be.
+        """
+        tenant, user = normalised(call.tenant), normalised(call.user)
+        if self.policy.missing_identity == "deny" and not (tenant and user):
+            raise unidentified()
+        tenant = tenant or DEFAULT_TENANT
+        compiled = self._compile(tenant, call.feature, call.model, now_ms)
+        hashes = _identity(tenant, user)
+        utterance = digest("a", tenant, user, call.utterance) if call.utterance else ""
+        price, nusd, tokens, basis = self._estimate(call, compiled, actual)
+        amounts = self._amounts(call, compiled, price, nusd, tokens, actual)
+        id = call.id if call.id is not None else _IDS.next()
+        command = Reserve(
+            hold_key(id), _MADE_UP if call.id is None else _content(call, tenant, user), compiled.shape,
+            _keys(compiled, hashes, utterance), amounts, _scopes(compiled, hashes), utterance, self.terms,
+            compiled.from_ms, compiled.until_ms, mode, call.model,
+        )  # fmt: skip
+        return Plan(command, id, nusd, basis, price)
+
+    def read(self, tenant: str | None, user: str | None, now_ms: int) -> tuple[Read, tuple[_Line, ...]]:
+        """Plan a reading of all budgets that are about a tenant and a user; without a tenant, the global ones."""
+        name = normalised(tenant) or DEFAULT_TENANT
+        scopes = {"global"} | ({"tenant"} if tenant is not None else set()) | ({"user"} if user is not None else set())
+        lines = tuple(line for line in self._of(name) if line.budget.scope in scopes)
+        compiled = _summary(lines).at(now_ms)
+        hashes = _identity(name, normalised(user))
+        keys = _keys(compiled, hashes, "")
+        command = Read(compiled.shape, keys, _scopes(compiled, hashes), self.terms, "", compiled.from_ms, compiled.until_ms)
+        return command, lines
+
+    def answer_lines(self, tenant: str | None, feature: str | None) -> tuple[_Line, ...]:
+        """The ceilings of an answer of a feature."""
+        lines = self._of(normalised(tenant) or DEFAULT_TENANT)
+        return tuple(n for n in lines if n.scope == 3 and (not n.budget.features or feature in n.budget.features))
+
+    def read_answer(
+        self, tenant: str | None, user: str | None, feature: str | None, utterance: str
+    ) -> tuple[Read, tuple[_Line, ...]]:
+        """Plan a reading of the answer budgets of an utterance."""
+        name, who = normalised(tenant) or DEFAULT_TENANT, normalised(user)
+        lines = self.answer_lines(tenant, feature)
+        compiled = _summary(lines).at(0)
+        key, hashes = digest("a", name, who, utterance), _identity(name, who)
+        command = Read(compiled.shape, _keys(compiled, hashes, key), _scopes(compiled, hashes), self.terms, key)
+        return command, lines
+
+    def price(self, model: str) -> Price | None:
+        """The price of a model, None if it is not known."""
+        try:
+            return self.prices.price(model)
+        except PriceUnknown:
+            return None
+
+    def windows(self, tenant: str | None) -> dict[str, Window | None]:
+        """The window of each of a tenant's budgets, by the budget's name."""
+        return {line.budget.name: line.window for line in self._of(normalised(tenant) or DEFAULT_TENANT)}
+
+    def planned_nusd(self, steps: Iterable[str]) -> int:
+        """What an answer of these steps is expected to cost."""
+        return sum(self._steps.get(step, self._step).nusd for step in steps)
+
+    def _of(self, tenant: str) -> tuple[_Line, ...]:
+        own = tenant if tenant in self.policy.tenants else ""
+        lines = self._lines.get(own)
+        if lines is None:
+            lines = self._lines[own] = tuple(_line(b, self.policy.timezone) for b in self.policy.budgets_of(own))
+        return lines
+
+    def _compile(self, tenant: str, feature: str | None, model: str, now_ms: int) -> _Compiled:
+        key = (tenant if tenant in self.policy.tenants else "", feature, model)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            lines = [line for line in self._of(tenant) if line.budget.covers(feature, model)]
+            lines.sort(key=self._report_order)
+            if len(self._compiled) >= _MAX_SHAPES:
+                self._compiled.clear()
+            compiled = _summary(lines)
+        elif compiled.from_ms <= now_ms < compiled.until_ms:
+            return compiled
+        compiled = self._compiled[key] = compiled.at(now_ms)
+        return compiled
+
+    def _report_order(self, line: _Line) -> tuple[bool, bool, int]:
+        counted = line.meter > Meter.TOKENS
+        return line.scope == 3, counted != (self.policy.report_first == "rates"), line.scope
+
+    def _estimate(
+        self, call: Call, compiled: _Compiled, actual: tuple[int, int] | None
+    ) -> tuple[Price | None, int, int, Basis]:
+        if actual is not None:
+            return None, *actual, "actual"
+        price = self.price(call.model)
+        step = self._steps.get(call.step or call.model, self._step)
+        mode = self.policy.estimate
+        nusd, basis, tokens = 0, "bound", 0
+        if compiled.usd or call.amount_nusd is not None or price is not None:
+            try:
+                nusd, basis = estimates.usd(call, price, mode, step, self._flat)
+            except PriceUnknown:
+                if compiled.usd:
+                    raise
+        if compiled.tokens:
+            tokens = estimates.tokens(call, price, mode, step)
+        return price, nusd, tokens, basis  # type: ignore[return-value]  # mypy widens the literal to str
+
+    def _amounts(
+        self, call: Call, compiled: _Compiled, price: Price | None, nusd: int, tokens: int, actual: Any
+    ) -> tuple[int, ...]:
+        if compiled.own_modes and actual is None:
+            return tuple(self._amount(call, line, price, nusd, tokens) for line in compiled.lines)
+        by_meter = (0, nusd, tokens, 1, 1, 1)
+        return tuple([by_meter[line.meter] for line in compiled.lines])
+
+    def _amount(self, call: Call, line: _Line, price: Price | None, nusd: int, tokens: int) -> int:
+        mode = line.budget.estimate
+        step = self._steps.get(call.step or call.model, self._step)
+        if line.meter == Meter.USD:
+            return nusd if mode is None else estimates.usd(call, price, mode, step, self._flat)[0]
+        if line.meter == Meter.TOKENS:
+            return tokens if mode is None else estimates.tokens(call, price, mode, step)
+        return 1
+
+
+def terms_of(policy: Policy) -> Terms:
+    """The intervals of a policy in milliseconds."""
+    return Terms(
+        timeout_ms=_ms(policy.reservation_timeout),
+        remember_ms=_ms(policy.remember),
+        utterance_timeout_ms=_ms(policy.utterance_timeout),
+        utterance_max_calls=policy.utterance_max_calls,
+    )
+
+
+def _ms(interval: Any) -> int:
+    return round(interval.total_seconds() * 1000)
+
+
+def unidentified() -> BudgetExceeded:
+    """The refusal of a call that does not say whose it is."""
+    return BudgetExceeded(
+        'The call names no tenant or no user, and the policy says missing_identity = "deny".',
+        code="identity_missing",
+        public_message="Please sign in.",
+        http_status=403,
+    )
+
+
+def _line(budget: Budget, zone: str) -> _Line:
+    window = Window.parse(budget.window, zone)
+    kinds = {"calendar": Kind.CALENDAR, "fixed": Kind.FIXED, "rolling": Kind.ROLLING}
+    kind = kinds[window.kind] if window else Kind.ANSWER if budget.scope == "answer" else Kind.GAUGE
+    if budget.meter == "in_flight" and budget.scope != "answer":
+        kind = Kind.GAUGE
+    print8 = digest("b", budget.name, budget.scope, budget.meter, window.key if window else "")[:8]
+    meter, scope = _METERS[budget.meter], _SCOPES[budget.scope]
+    return _Line(budget, window, meter, int(kind), scope, budget.limit_units, f"{print8}.")
+
+
+def _summary(lines: Iterable[_Line]) -> _Compiled:
+    found = tuple(lines)
+    return _Compiled(
+        found,
+        usd=any(line.meter == Meter.USD for line in found),
+        tokens=any(line.meter == Meter.TOKENS for line in found),
+        own_modes=any(line.budget.estimate is not None for line in found),
+        tenant=any(line.scope == 1 for line in found),
+        user=any(line.scope >= 2 for line in found),
+    )
+
+
+def _keys(compiled: _Compiled, hashes: tuple[str, str], utterance: str) -> tuple[str, ...]:
+    ids = ("", hashes[0], hashes[1], utterance)
+    return tuple(
+        [f"{prefix}{ids[scope]}{suffix}" if scope < 3 or utterance else "" for prefix, scope, suffix in compiled.parts]
+    )
+
+
+def _scopes(compiled: _Compiled, hashes: tuple[str, str]) -> tuple[str, ...]:
+    if compiled.user:
+        return (hashes[1], hashes[0], "") if compiled.tenant else (hashes[1], "")
+    return (hashes[0], "") if compiled.tenant else ("",)
+
+
+def _content(call: Call, tenant: str, user: str) -> str:
+    facts = (
+        call.model, call.input_tokens, call.max_output_tokens, call.step, call.feature, call.utterance,
+        call.amount_nusd, call.service_tier, call.writes_cache,
+    )  # fmt: skip
+    return digest("c", tenant, user, repr(facts))

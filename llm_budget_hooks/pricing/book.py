@@ -1,0 +1,152 @@
+"""`PriceBook`: from the name of a model to its price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Final
+
+from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
+from llm_budget_hooks.pricing import source
+from llm_budget_hooks.pricing.listed import limits_of, listed_price
+from llm_budget_hooks.pricing.names import Reading, masked, opened, provider_of, readings, relaxed
+from llm_budget_hooks.pricing.own import own_price
+from llm_budget_hooks.pricing.price import Price
+
+_REMEMBERED: Final = 4096
+
+
+class PriceBook:
+    """The prices of a policy, and of LiteLLM's list for all models that the policy does not price.
+
+    A name is looked up as it is written before it is read more freely: first in the policy's prices, then in its
+    aliases, then in the list, each with and without provider, route and region; then in the same order without
+    date, version or region, and last, behind a gateway, as anybody's model. A price found under a freer reading
+    says so in `Price.priced_as`.
+    """
+
+    def __init__(
+        self,
+        prices: Mapping[str, object] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        cached_discount: Decimal = Decimal(1),
+    ) -> None:
+        """Read the policy's prices; the list is only read when it is needed.
+
+        Args:
+            prices: the policy's own prices by model, see `llm_budget_hooks.pricing.own`.
+            aliases: other names for models, such as deployments and application inference profiles.
+            cached_discount: price of cached input where none is known, as a share of the input price.
+
+        Raises:
+            ConfigurationError: for a price that cannot be meant and an alias of an unknown model; names the place.
+        """
+        self._cached_share = cached_discount
+        self._own = {name.lower(): self._own_price(name, table) for name, table in (prices or {}).items()}
+        self._aliases = {name.lower(): target for name, target in (aliases or {}).items()}
+        self._found: dict[tuple[str, str | None], Price] = {}
+        self._check_aliases(aliases or {})
+
+    def price(self, model: str, provider: str | None = None) -> Price:
+        """The price of a model.
+
+        Args:
+            model: the name that the call uses.
+            provider: the provider as LiteLLM or LangChain calls it, where the caller knows it.
+
+        Raises:
+            PriceUnknown: if no price is known; says what to write in the policy.
+        """
+        key = (model, provider)
+        found = self._found.get(key)
+        if found is not None:
+            return found
+        found = self._resolve(model, provider, ())
+        if found is None:
+            raise PriceUnknown(self._unknown(model))
+        if len(self._found) >= _REMEMBERED:
+            self._found.clear()
+        self._found[key] = found
+        return found
+
+    def served(self, held: Price, model: str) -> Price:
+        """The price of the model that served a call, given the price that the call was held at.
+
+        A served name that is unknown, or only a coarser one of the same model, changes nothing; nor does one that the
+        list prices where the owner of the policy has priced the model that was called.
+        """
+        try:
+            found = self.price(model, held.provider or None)
+        except PriceUnknown:
+            return held
+        if held.source == "policy" and found.source != "policy":
+            return held
+        asked, answered = (name.rpartition("/")[2].lower() for name in (held.model, found.model))
+        return held if asked.startswith(f"{answered}-20") else found
+
+    def _own_price(self, name: str, table: object) -> Price:
+        price = own_price(name, table, self._cached_share)
+        if price.max_input_tokens and price.max_output_tokens:
+            return price
+        listed = next(filter(None, (source.find(reading.name) for reading in readings(name))), None)
+        most = limits_of(listed[1]) if listed else (None, None)
+        return own_price(name, table, self._cached_share, most)
+
+    def _check_aliases(self, aliases: Mapping[str, str]) -> None:
+        for name, target in aliases.items():
+            if not isinstance(target, str):
+                raise ConfigurationError(f'aliases."{masked(name)}" is the name of a model, not {target!r}')
+            if name.lower() in self._own:
+                raise ConfigurationError(f'"{masked(name)}" is both in prices and in aliases; keep one')
+            if self._resolve(target, None, (name.lower(),)) is None:
+                raise ConfigurationError(f'aliases."{masked(name)}": {self._unknown(target)}')
+
+    def _resolve(self, model: str, provider: str | None, via: tuple[str, ...]) -> Price | None:
+        exact = list(readings(model, provider))
+        found = self._first(exact, via)
+        if found is not None:
+            return found
+        freer = [Reading(r.provider, name) for r in exact for name in relaxed(r.name)]
+        opener = [other for r in (*exact, *freer) for other in opened(r)]
+        found = self._first(freer, via) or self._first(opener, via)
+        return replace(found, priced_as=found.model) if found else None
+
+    def _first(self, ways: Iterable[Reading], via: tuple[str, ...]) -> Price | None:
+        ways = list(ways)
+        names = list(_spelled(ways))
+        for name in names:
+            if (own := self._own.get(name)) is not None:
+                return own
+        for name in names:
+            target = self._aliases.get(name)
+            if target is not None and name not in via:
+                return self._resolve(target, None, (*via, name))
+        return next(filter(None, (self._listed(way) for way in ways)), None)
+
+    def _listed(self, way: Reading) -> Price | None:
+        if way.provider and (found := source.find(f"{way.provider}/{way.name}")):
+            return listed_price(*found, self._cached_share)
+        found = source.find(way.name)
+        if found is None or (way.provider and not _sold_by(found[1], way.provider)):
+            return None
+        return listed_price(*found, self._cached_share)
+
+    def _unknown(self, model: str) -> str:
+        shown = masked(model)
+        reason = "No price is known" if source.entries() else "LiteLLM's price list was not found, so no price is known"
+        return (
+            f'{reason} for the model "{shown}". Write [prices."{shown}"] with input and output in dollars per million '
+            "tokens (0 only if it is free), or name a priced model for it in [aliases]."
+        )
+
+
+def _spelled(ways: Iterable[Reading]) -> Iterator[str]:
+    for provider, name in ways:
+        if provider:
+            yield f"{provider}/{name}".lower()
+        yield name.lower()
+
+
+def _sold_by(entry: source.Entry, provider: str) -> bool:
+    return provider_of(str(entry.get("litellm_provider") or "")) == provider

@@ -1,0 +1,143 @@
+"""Prices from LiteLLM's list.
+
+A price of 0 in the list is no price: a class of tokens that is listed at 0 is charged at the plain rate, and a model
+that costs nothing at all by the list is unknown. Only the owner of the policy can say that a model is free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from functools import cache
+from typing import Any, Final
+
+from llm_budget_hooks.pricing.price import Price
+from llm_budget_hooks.pricing.rates import MAX_RATE, Kind, Sheet, rate_of
+from llm_budget_hooks.pricing.source import Entry
+
+_KINDS: Final[Mapping[str, Kind]] = {
+    "input_cost_per_token": "input",
+    "output_cost_per_token": "output",
+    "cache_read_input_token_cost": "cached",
+    "cache_creation_input_token_cost": "write",
+    "cache_creation_input_token_cost_above_1hr": "write_1h",
+    "output_cost_per_reasoning_token": "reasoning",
+    "input_cost_per_audio_token": "audio_in",
+    "output_cost_per_audio_token": "audio_out",
+}
+_KEY: Final = re.compile(
+    rf"({'|'.join(sorted(_KINDS, key=len, reverse=True))})"
+    r"(?:_above_([0-9]+)(k?)_tokens)?(?:_(flex|priority|batches|balanced|ultrafast))?"
+)
+_IMAGE_MODES: Final = ("image_generation", "image_edit")
+_TEXT_MODES: Final = ("chat", "responses", "completion")
+_ROUTERS: Final = ("model-router", "model_router")
+_SECOND_CACHED: Final = "input_cost_per_token_cache_hit"
+
+_CACHED_SHARES: Final[Mapping[str, Decimal]] = {"fireworks_ai": Decimal("0.5")}
+"""Providers whose terms price all cached input as a share of input, where the list has no rate."""
+
+_INCLUSIVE: Final = ("xai",)
+"""Providers whose long-context rates hold from the threshold on, not above it."""
+
+
+def listed_price(name: str, entry: Entry, cached_share: Decimal) -> Price | None:
+    """The price of a listed model, or None where the list has none for its tokens, images or calls."""
+    written = _written(entry)
+    per_call, per_image = _per_call(entry), _per_image(entry)
+    if name.rpartition("/")[2] in _ROUTERS or not _complete(written, entry, per_call + per_image):
+        return None
+    if max(written.values(), default=0) > MAX_RATE:
+        return None
+    provider = str(entry.get("litellm_provider") or "")
+    share = _CACHED_SHARES.get(provider, cached_share) if cached_share == 1 else cached_share
+    return Price.of(
+        name,
+        Sheet(written, share),
+        provider=provider,
+        source="litellm",
+        per_call=per_call,
+        per_image=per_image,
+        per_search=_per_search(entry),
+        max_input_tokens=_tokens(entry, "max_input_tokens"),
+        max_output_tokens=_tokens(entry, "max_output_tokens"),
+    )
+
+
+def limits_of(entry: Entry) -> tuple[int | None, int | None]:
+    """The largest input and output of a listed model, in tokens."""
+    return _tokens(entry, "max_input_tokens"), _tokens(entry, "max_output_tokens")
+
+
+def _written(entry: Entry) -> dict[tuple[Kind, int, str], int]:
+    written = dict(_ranges(entry))
+    for key, value in entry.items():
+        place = _place(key)
+        dollars = _dollars(value) if place else None
+        if place is None or dollars is None or (not dollars and place[0] not in ("input", "output")):
+            continue
+        kind, over, tier = place
+        if over and entry.get("litellm_provider") in _INCLUSIVE:
+            over -= 1
+        written.setdefault((kind, over, tier), rate_of(dollars))
+    if ("cached", 0, "") not in written and (hit := _dollars(entry.get(_SECOND_CACHED))):
+        written["cached", 0, ""] = rate_of(hit)
+    return written
+
+
+@cache
+def _place(key: str) -> tuple[Kind, int, str] | None:
+    match = _KEY.fullmatch(key)
+    if match is None:
+        return None
+    return _KINDS[match[1]], int(match[2] or 0) * (1000 if match[3] else 1), match[4] or ""
+
+
+def _ranges(entry: Entry) -> Iterator[tuple[tuple[Kind, int, str], int]]:
+    for tier in entry.get("tiered_pricing") or ():
+        bounds = tier.get("range")
+        if not isinstance(bounds, list) or not bounds:
+            continue
+        for key, kind in _KINDS.items():
+            if dollars := _dollars(tier.get(key)):
+                yield (kind, int(bounds[0]), ""), rate_of(dollars)
+
+
+def _complete(written: dict[tuple[Kind, int, str], int], entry: Entry, per_unit: int) -> bool:
+    """Fill in the plain rates that the list leaves out; False if there is no price to start from."""
+    image_rate = _dollars(entry.get("output_cost_per_image_token")) if entry.get("mode") in _IMAGE_MODES else None
+    plain_in = written.get(("input", 0, "")) or written.get(("audio_in", 0, "")) or 0
+    plain_out = max(written.get(("output", 0, "")) or 0, rate_of(image_rate or 0))
+    if not plain_in and not per_unit:
+        return False
+    if not plain_out and (("output", 0, "") not in written or entry.get("mode") in _TEXT_MODES):
+        plain_out = plain_in
+    written["input", 0, ""] = plain_in
+    written["output", 0, ""] = plain_out
+    return True
+
+
+def _per_call(entry: Entry) -> int:
+    return sum(rate_of(_dollars(entry.get(key)) or 0) for key in ("input_cost_per_request", "input_cost_per_query"))
+
+
+def _per_image(entry: Entry) -> int:
+    by_token = "output_cost_per_image_token" in entry and entry.get("mode") in _IMAGE_MODES
+    return 0 if by_token else rate_of(_dollars(entry.get("output_cost_per_image")) or 0)
+
+
+def _per_search(entry: Entry) -> int:
+    sizes = entry.get("search_context_cost_per_query")
+    return rate_of(_dollars(sizes.get("search_context_size_medium")) or 0) if isinstance(sizes, dict) else 0
+
+
+def _tokens(entry: Entry, key: str) -> int | None:
+    value = entry.get(key, entry.get("max_tokens"))
+    return int(value) if isinstance(value, int | Decimal) and value > 0 else None
+
+
+def _dollars(value: Any) -> Decimal | int | None:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or value < 0:
+        return None
+    return value

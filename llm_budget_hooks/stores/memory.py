@@ -1,0 +1,199 @@
+"""Balances in this process alone: for tests, notebooks and single-process programs.
+
+Nothing is written anywhere: what a process forgets when it ends is everything.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.transitions import Answer, Command, Hold, State, apply
+from llm_budget_hooks.transitions.rolling import Entry
+
+_PURGE = 4
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks  # noqa: PLW0603 - the one fact about this process that no object can hold
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class _Deadlines:
+    """The open holds of one scope by deadline. Ended ones stay in the list until there are too many."""
+
+    __slots__ = ("live", "sorted", "start")
+
+    def __init__(self) -> None:
+        self.live: dict[str, int] = {}
+        self.sorted: list[tuple[int, str]] = []
+        self.start = 0
+
+    def add(self, id: str, deadline_ms: int) -> None:
+        entry = (deadline_ms, id)
+        if not self.sorted or entry >= self.sorted[-1]:
+            self.sorted.append(entry)
+        else:
+            insort(self.sorted, entry, lo=self.start)
+        self.live[id] = deadline_ms
+
+    def discard(self, id: str) -> None:
+        self.live.pop(id, None)
+        if self.start > 1024:
+            del self.sorted[: self.start]
+            self.start = 0
+        if len(self.sorted) - self.start > 2 * len(self.live) + 64:
+            self.sorted = sorted((deadline, id) for id, deadline in self.live.items())
+            self.start = 0
+
+    def first(self, limit: int) -> list[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
+        at, entries, live = self.start, self.sorted, self.live
+        while at < len(entries) and len(found) < limit:
+            deadline, id = entries[at]
+            if live.get(id) == deadline:
+                found.append(entries[at])
+            elif not found:
+                self.start = at + 1
+            at += 1
+        return found
+
+
+class MemoryCells:
+    """The records of a namespace as plain Python objects, changed in place."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, Any] = {}
+        self._until: dict[str, int] = {}
+        self._old: list[tuple[int, str]] = []
+        self._holds: dict[str, Hold] = {}
+        self._ended: deque[tuple[int, str]] = deque()
+        self._scopes: dict[str, _Deadlines] = {"": _Deadlines()}
+        self._orphans: dict[str, int] = {}
+        self.get = self._cells.get
+
+    def load(self, keys: Sequence[str]) -> list[Any]:
+        return [*map(self.get, keys)]
+
+    def save(self, key: str, cell: Any, until_ms: int) -> None:
+        if key not in self._cells:
+            heapq.heappush(self._old, (until_ms, key))
+        self._cells[key] = cell
+        self._until[key] = until_ms
+
+    def append(self, key: str, entry: Entry, until_ms: int) -> None:
+        entries = self.get(key)
+        if entries is None:
+            self.save(key, [entry], until_ms)
+        else:
+            entries.append(entry)
+
+    def hold(self, id: str) -> Hold | None:
+        return self._holds.get(id)
+
+    def save_hold(self, id: str, hold: Hold) -> None:
+        self._holds[id] = hold
+        if hold.state != State.OPEN:
+            self._ended.append((hold.until_ms, id))
+
+    def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
+        for scope in scopes:
+            index = self._scopes.get(scope)
+            if index is None:
+                index = self._scopes[scope] = _Deadlines()
+            index.add(id, deadline_ms)
+
+    def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
+        for scope in scopes:
+            index = self._scopes.get(scope)
+            if index is not None:
+                index.discard(id)
+                if scope and not index.live:
+                    del self._scopes[scope]
+
+    def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
+        index = self._scopes.get(scope)
+        return index.first(limit) if index is not None else []
+
+    def expired(self, id: str, until_ms: int) -> None:
+        if until_ms:
+            self._orphans[id] = until_ms
+        else:
+            self._orphans.pop(id, None)
+
+    def orphans(self, now_ms: int, limit: int) -> list[str]:
+        self._orphans = {id: until for id, until in self._orphans.items() if until > now_ms}
+        return [*self._orphans][:limit]
+
+    def purge(self, now_ms: int) -> None:
+        """Forget a few records that nothing can ask for any more."""
+        for _ in range(_PURGE):
+            if not self._old or self._old[0][0] > now_ms:
+                break
+            key = heapq.heappop(self._old)[1]
+            if self._until[key] > now_ms:
+                heapq.heappush(self._old, (self._until[key], key))
+            else:
+                del self._cells[key], self._until[key]
+        for _ in range(_PURGE):
+            if not self._ended or self._ended[0][0] > now_ms:
+                break
+            id = self._ended.popleft()[1]
+            hold = self._holds.get(id)
+            if hold is not None and hold.state != State.OPEN and hold.until_ms <= now_ms:
+                del self._holds[id]
+                self._orphans.pop(id, None)
+
+
+class MemoryStore:
+    """A store within one process; a command is carried out under one lock."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cells = MemoryCells()
+        self._forks = _forks
+
+    def execute(self, command: Command) -> Answer:
+        if self._forks != _forks:
+            self._refuse()
+        with self._lock:
+            now = self.now_ms() if command.now_ms is None else command.now_ms
+            self._cells.purge(now)
+            return apply(self._cells, command, now)
+
+    async def aexecute(self, command: Command) -> Answer:
+        return self.execute(command)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigurationError(
+            "An engine on memory:// cannot be pickled, forked or sent to another process: its balances live in this one. "
+            "Use sqlite:///path or redis:// to share them."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MemoryStore:
+        return self

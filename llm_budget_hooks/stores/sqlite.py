@@ -1,0 +1,196 @@
+"""Balances in one SQLite file that any number of processes of one machine share.
+
+A command is one ``BEGIN IMMEDIATE`` transaction around the pure transition. The file is in WAL mode with
+``synchronous = NORMAL``: what was answered survives the process; the last transactions before a power cut may
+be lost. A file on a network share is not supported, as SQLite's locks do not hold there. Async callers run
+the transaction inline, which takes some 0.1 ms, and await only while another process holds the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
+from llm_budget_hooks.models import Policy
+from llm_budget_hooks.stores.rows import SCHEMA, SCHEMA_VERSION, SqliteCells
+from llm_budget_hooks.transitions import Answer, Command, apply
+
+_HEADER = b"SQLite format 3\x00"
+_PURGE_EVERY = 64
+_abandoned: list[sqlite3.Connection] = []
+
+
+class SqliteStore:
+    """A store in one file."""
+
+    shared = True
+
+    def __init__(self, path: str | os.PathLike[str], *, namespace: str = "default", timeout_s: float = 1.0) -> None:
+        self._path = Path(path)
+        self._namespace = namespace
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._cells: SqliteCells | None = None
+        self._count = 0
+        self._check_file()
+
+    @classmethod
+    def from_url(cls, url: str, policy: Policy) -> SqliteStore:
+        """A store from ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``.
+
+        Raises:
+            ConfigurationError: there is no path, its folder does not exist, or the file is no SQLite database.
+        """
+        parts = urlsplit(url)
+        path = unquote(parts.path)[1:]
+        if parts.netloc or not path or path == ":memory:" or parts.query:
+            raise ConfigurationError(
+                f"{url!r} names no file: write sqlite:///relative/path.db or sqlite:////absolute/path.db "
+                "(balances that live in this process alone are memory://)."
+            )
+        return cls(path, namespace=policy.namespace, timeout_s=policy.store_timeout.total_seconds())
+
+    def execute(self, command: Command) -> Answer:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            answer = self._attempt(command, deadline - time.monotonic())
+            if answer is not None:
+                return answer
+            self._wait_or_refuse(deadline)
+            time.sleep(_pause())
+
+    async def aexecute(self, command: Command) -> Answer:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            answer = self._attempt(command, 0)
+            if answer is not None:
+                return answer
+            self._wait_or_refuse(deadline)
+            await asyncio.sleep(_pause())
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = self._cells = None
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def _attempt(self, command: Command, wait_s: float) -> Answer | None:
+        """Carry out a command, or None if another thread or process holds the file."""
+        if not self._lock.acquire(timeout=max(wait_s, 0)) if wait_s > 0 else not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._transact(command)
+        except sqlite3.Error as error:
+            if _is_busy(error):
+                return None
+            raise self._described(error) from error
+        finally:
+            self._lock.release()
+
+    def _transact(self, command: Command) -> Answer:
+        connection, cells = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            now = self.now_ms() if command.now_ms is None else command.now_ms
+            answer = apply(cells, command, now)
+            self._count += 1
+            if self._count % _PURGE_EVERY == 0:
+                cells.purge(now)
+            cells.write()
+            connection.execute("COMMIT")
+        except BaseException:
+            cells.forget()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return answer
+
+    def _connected(self) -> tuple[sqlite3.Connection, SqliteCells]:
+        if self._pid != os.getpid():
+            self._leave_to_parent()
+        if self._connection is None or self._cells is None:
+            connection = sqlite3.connect(
+                self._path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256
+            )
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection, self._cells = connection, SqliteCells(connection, self._namespace)
+        return self._connection, self._cells
+
+    def _leave_to_parent(self) -> None:
+        """Let go of a connection that a fork copied. Closing it would drop the locks of the parent."""
+        if self._connection is not None:
+            _abandoned.append(self._connection)
+        self._connection = self._cells = None
+        self._pid = os.getpid()
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == SCHEMA_VERSION:
+            return
+        if version:
+            raise ConfigurationError(
+                f"{self._path.name} was made by another version of this package (schema {version}, "
+                f"this one reads {SCHEMA_VERSION}); use a new file."
+            )
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+
+    def _check_file(self) -> None:
+        if self._path.is_dir():
+            raise ConfigurationError(f"{self._path.name} is a folder; the store is a file in one.")
+        if not self._path.absolute().parent.is_dir():
+            raise ConfigurationError(f"the folder of {self._path.name} does not exist; make it, or name another path.")
+        try:
+            with self._path.open("rb") as file:
+                head = file.read(len(_HEADER))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigurationError(f"{self._path.name} cannot be read ({error.strerror}).") from None
+        if head and head != _HEADER:
+            raise ConfigurationError(f"{self._path.name} is not an SQLite database; name another file.")
+
+    def _wait_or_refuse(self, deadline: float) -> None:
+        if time.monotonic() >= deadline:
+            raise StoreUnavailable(
+                f"{self._path.name} was locked by others for {self._timeout_s:g} s. Nothing is held. "
+                "If that is normal here, raise store_timeout.",
+                busy=True,
+            )
+
+    def _described(self, error: sqlite3.Error) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._path.name} cannot be used: {error}. Nothing is held.")
+
+
+def _pause() -> float:
+    return random.uniform(0.0002, 0.001)  # noqa: S311 - spreads waiting processes, nothing secret
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
