@@ -15,6 +15,7 @@ from llm_budget_hooks.pricing.own import own_price
 from llm_budget_hooks.pricing.price import Price
 
 _REMEMBERED: Final = 4096
+_LONGEST: Final = 500
 
 
 class PriceBook:
@@ -45,7 +46,7 @@ class PriceBook:
         self._cached_share = cached_discount
         self._own = {name.lower(): self._own_price(name, table) for name, table in (prices or {}).items()}
         self._aliases = {name.lower(): target for name, target in (aliases or {}).items()}
-        self._found: dict[tuple[str, str | None], Price] = {}
+        self._found: dict[tuple[str, str | None], Price | None] = {}
         self._check_aliases(aliases or {})
 
     def price(self, model: str, provider: str | None = None) -> Price:
@@ -60,14 +61,11 @@ class PriceBook:
         """
         key = (model, provider)
         found = self._found.get(key)
-        if found is not None:
-            return found
-        found = self._resolve(model, provider, ())
         if found is None:
-            raise PriceUnknown(self._unknown(model))
-        if len(self._found) >= _REMEMBERED:
-            self._found.clear()
-        self._found[key] = found
+            if key not in self._found:
+                found = self._remember(key)
+            if found is None:
+                raise PriceUnknown(self._unknown(model))
         return found
 
     def served(self, held: Price, model: str) -> Price:
@@ -84,6 +82,14 @@ class PriceBook:
             return held
         asked, answered = (name.rpartition("/")[2].lower() for name in (held.model, found.model))
         return held if asked.startswith(f"{answered}-20") else found
+
+    def _remember(self, key: tuple[str, str | None]) -> Price | None:
+        found = self._resolve(*key, ())
+        if len(self._found) >= _REMEMBERED:
+            self._found.clear()
+        if len(key[0]) <= _LONGEST:
+            self._found[key] = found
+        return found
 
     def _own_price(self, name: str, table: object) -> Price:
         price = own_price(name, table, self._cached_share)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self, TypeVar
 
 from llm_budget_hooks.pricing.rates import PER_NUSD, SERVICE_TIERS, Ceiling, Kind, Rates, Sheet, ceilings
 
@@ -175,7 +175,7 @@ class Price:
             audio: whether the call can hear or speak.
         """
         table = self._tier_bounds.get(service_tier.lower(), self._bounds) if service_tier else self._bounds
-        top = next((top for over, top in table if input_tokens > over), table[-1][1]) if len(table) > 1 else table[0][1]
+        top = _met(table, input_tokens)
         rate_in = top.audio_in if audio else top.input_writing if writes_cache else top.input
         rate_out = top.audio_out if audio else top.output
         return -(-(self._per_call + input_tokens * rate_in + output_tokens * rate_out) // self._grains)
@@ -192,9 +192,17 @@ class Price:
         total = self._per_call + input_tokens * rates.input + output_tokens * rates.output
         return -(-total // self._grains)
 
-    def input_nusd(self, input_tokens: int, *, service_tier: str | None = None) -> int:
-        """Same as `estimate_nusd`, without any output."""
-        return self.estimate_nusd(input_tokens, 0, service_tier=service_tier)
+    def input_nusd(self, input_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None) -> int:
+        """What a prompt costs at the rates of its size, without any output.
+
+        Args:
+            input_tokens: the size of the prompt.
+            writes_cache: whether the call writes a prompt cache, so that the dearest write rate can be met.
+            service_tier: the service tier the call asks for.
+        """
+        rates = self._at(input_tokens, service_tier)
+        rate = max(rates.input, rates.write, rates.write_1h) if writes_cache else rates.input
+        return -(-(self._per_call + input_tokens * rate) // self._grains)
 
     def remarks(self, usage: UsageCounts) -> tuple[str, ...]:
         """What a reader of the ledger should know about a cost: counts that were cut, classes without a rate."""
@@ -205,10 +213,18 @@ class Price:
 
     def _at(self, prompt: int, tier: str | None) -> Rates:
         table = self._tiers.get(tier.lower(), self._standard) if tier else self._standard
-        for over, rates in table:
-            if prompt > over:
-                return rates
-        return table[-1][1]
+        return _met(table, prompt)
+
+
+_Held = TypeVar("_Held", Rates, Ceiling)
+
+
+def _met(table: tuple[tuple[int, _Held], ...], prompt: int) -> _Held:
+    """What holds for a prompt of some size."""
+    for over, held in table:
+        if prompt > over:
+            return held
+    return table[-1][1]
 
 
 def _in_grains(table: Brackets, grain: int) -> Brackets:
