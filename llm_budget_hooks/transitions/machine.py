@@ -469,12 +469,12 @@ def _close(hold: Hold, state: int, cost_nusd: int | None, tokens: int | None, te
 
 
 def sweep(cells: Cells, scopes: Iterable[str], terms: Terms, now: int) -> None:
-    """End due holds, at most `SWEEP_LIMIT`, those of the given scopes first."""
+    """End due holds, at most `SWEEP_LIMIT`, in the order of the given scopes, the last of which is the global one."""
     oldest = cells.first("", 1)
     if not oldest or oldest[0][0] > now:
         return
     room = SWEEP_LIMIT
-    for scope in (*scopes, ""):
+    for scope in tuple(scopes) or ("",):
         for deadline, id in cells.first(scope, room) if room else ():
             if deadline > now:
                 break

@@ -1,0 +1,144 @@
+"""Balances in a Redis that any number of processes and machines share: Redis 6.2 to 8, or Valkey.
+
+A command is one Lua script, which the server runs as one atomic step on its own clock. When a reply is lost
+the caller cannot know whether the script ran: a reserve is then released under its id by a later operation,
+and a settle is sent again, which books once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from redis import exceptions
+
+from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
+from llm_budget_hooks.models import Policy
+from llm_budget_hooks.stores.redis.codec import FINISH, READ, RESERVE, decode, encode, script_of
+from llm_budget_hooks.stores.redis.connections import AsyncConnections, SyncConnections
+from llm_budget_hooks.transitions import Answer, Command
+
+SCRIPTS: Final[Mapping[str, str]] = MappingProxyType(
+    {name: script.source.decode() for name, script in (("reserve", RESERVE), ("finish", FINISH), ("read", READ))}
+)
+"""The Lua sources as the server runs them, for audit."""
+
+
+class RedisStore:
+    """A store in one Redis."""
+
+    shared = True
+
+    def __init__(self, url: str, *, namespace: str = "default", timeout_s: float = 1.0) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._root = f"lbh:{{{namespace}}}:"
+        self._skew_ms = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._sync: SyncConnections | None = None
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnections] = WeakKeyDictionary()
+
+    @classmethod
+    def from_url(cls, url: str, policy: Policy) -> RedisStore:
+        """A store from ``redis://[user:password@]host:port/db`` or ``rediss://``.
+
+        Raises:
+            ConfigurationError: the URL has no such form.
+        """
+        try:
+            parts = urlsplit(url)
+            well_formed = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+            well_formed = well_formed and (parts.path in ("", "/") or parts.path[1:].isdigit())
+        except ValueError:
+            well_formed = False
+        if not well_formed:
+            raise ConfigurationError("a Redis URL is redis://[user:password@]host:port/database, or rediss:// for TLS")
+        return cls(url, namespace=policy.namespace, timeout_s=policy.store_timeout.total_seconds())
+
+    def execute(self, command: Command) -> Answer:
+        try:
+            reply = self._blocking().evaluate(script_of(command), self._root, encode(command))
+        except exceptions.RedisError as error:
+            raise self._described(error) from error
+        return self._answer(command, reply)
+
+    async def aexecute(self, command: Command) -> Answer:
+        try:
+            reply = await self._awaited().evaluate(script_of(command), self._root, encode(command))
+        except exceptions.RedisError as error:
+            raise self._described(error) from error
+        return self._answer(command, reply)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self._skew_ms
+
+    def close(self) -> None:
+        if self._pid == os.getpid() and self._sync is not None:
+            self._sync.close()
+
+    async def aclose(self) -> None:
+        self.close()
+        connections = self._loops.pop(asyncio.get_running_loop(), None)
+        if connections is not None:
+            await connections.close()
+
+    def _answer(self, command: Command, reply: object) -> Answer:
+        answer = decode(command, reply)
+        if command.now_ms is None:
+            self._skew_ms = answer.now_ms - time.time_ns() // 1_000_000
+        return answer
+
+    def _blocking(self) -> SyncConnections:
+        if self._pid != os.getpid():
+            self._reset()
+        connections = self._sync
+        if connections is None:
+            with self._lock:
+                connections = self._sync = self._sync or SyncConnections(self._url, self._timeout_s)
+        return connections
+
+    def _awaited(self) -> AsyncConnections:
+        if self._pid != os.getpid():
+            self._reset()
+        loop = asyncio.get_running_loop()
+        connections = self._loops.get(loop)
+        if connections is None:
+            with self._lock:
+                connections = self._loops[loop] = AsyncConnections(self._url, self._timeout_s)
+        return connections
+
+    def _described(self, error: exceptions.RedisError) -> StoreUnavailable:
+        return StoreUnavailable(f"The store at {_place(self._url)} {_trouble(error, self._timeout_s)} Nothing is held.")
+
+
+def _place(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port or 6379}"
+
+
+def _trouble(error: exceptions.RedisError, timeout_s: float) -> str:
+    text = str(error)
+    if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
+        return "wants a password, or another one: put it into the URL, redis://:PASSWORD@host:port."
+    if isinstance(error, exceptions.TimeoutError):
+        return f"did not answer within {timeout_s:g} s."
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
+        return "is out of memory: raise its maxmemory."
+    if isinstance(error, exceptions.ReadOnlyError):
+        return "is a read-only replica: name the primary."
+    if isinstance(error, exceptions.InvalidResponse):
+        return "does not answer as a Redis does."
+    if isinstance(error, exceptions.ConnectionError):
+        return "cannot be reached."
+    return f"refused the script: {text[:200]}"

@@ -1,0 +1,242 @@
+"""Between commands and the arguments and replies of the Lua scripts. Pure; the layouts are in `shared.lua`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from struct import Struct, calcsize, unpack_from
+from typing import Final
+
+from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.transitions import (
+    Answer,
+    Balance,
+    Balances,
+    Command,
+    Failure,
+    Finish,
+    Finished,
+    Hold,
+    OrphanList,
+    Orphans,
+    Read,
+    Reserve,
+    Reserved,
+    Rule,
+    Shape,
+    State,
+    Verdict,
+)
+
+_SCOPES: Final = {"global": 0, "tenant": 1, "user": 2, "answer": 2}
+_RULE: Final = Struct("<BBBddd")
+_HOLD: Final = Struct("<BddddddBB")
+_TEN: Final = Struct("<dddddddddd")
+_NINE: Final = Struct("<ddddddddd")
+_HEAD: Final = Struct("<Bd")
+_FAILURE: Final = Struct("<BdddBdd")
+_FINISHED: Final = Struct("<BddBB")
+_ADMITTED: Final = Struct("<Bddd")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script as the server runs it.
+
+    Attributes:
+        source: the text.
+        sha: what the server knows it by.
+    """
+
+    source: bytes
+    sha: str
+
+
+def _script(name: str) -> Script:
+    folder = files(__package__)
+    source = b"\n".join((folder / file).read_bytes() for file in ("shared.lua", name))
+    return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
+
+
+RESERVE: Final = _script("reserve.lua")
+FINISH: Final = _script("finish.lua")
+READ: Final = _script("read.lua")
+
+
+@lru_cache(maxsize=256)
+def _doubles(count: int) -> Struct:
+    return Struct(f"<{count}d")
+
+
+def script_of(command: Command) -> Script:
+    """The script that carries out a command."""
+    if type(command) is Reserve:
+        return RESERVE
+    return FINISH if type(command) is Finish else READ
+
+
+def encode(command: Command) -> tuple[bytes | str, ...]:
+    """The arguments of a command's script, after its key."""
+    if type(command) is Reserve:
+        return _encode_reserve(command)
+    if type(command) is Finish:
+        return _encode_finish(command)
+    if type(command) is Read:
+        return _encode_read(command)
+    assert isinstance(command, Orphans)  # noqa: S101 - the union has no other member
+    terms = command.terms
+    numbers = _NINE.pack(
+        _now(command), 0, 0, terms.timeout_ms, terms.remember_ms, terms.utterance_timeout_ms, terms.exact_entries,
+        0, command.limit,
+    )  # fmt: skip
+    return numbers, b"", _strings(("", command.id or ""))
+
+
+def _now(command: Command) -> int:
+    return -1 if command.now_ms is None else command.now_ms
+
+
+def _strings(texts: tuple[str, ...]) -> bytes:
+    return ("\0".join(texts) + "\0").encode("utf-8", "replace")
+
+
+def _encode_reserve(command: Reserve) -> tuple[bytes | str, ...]:
+    terms, scopes = command.terms, command.scopes
+    numbers = _TEN.pack(
+        -1 if command.now_ms is None else command.now_ms, command.from_ms, command.until_ms, terms.timeout_ms,
+        terms.remember_ms, terms.utterance_timeout_ms, terms.utterance_max_calls, terms.exact_entries, command.mode,
+        len(scopes),
+    )  # fmt: skip
+    note = command.note if "\0" not in command.note else command.note.replace("\0", "?")
+    amounts = _doubles(len(command.amounts)).pack(*command.amounts)
+    texts = (command.content, note, *scopes, *command.keys, command.id, command.utterance)
+    return numbers, shape_of(command.shape), amounts, _strings(texts)
+
+
+def _encode_finish(command: Finish) -> tuple[bytes | str, ...]:
+    terms = command.terms
+    numbers = _TEN.pack(
+        _now(command), command.ending, terms.timeout_ms, terms.remember_ms, terms.utterance_timeout_ms,
+        terms.exact_entries, -1 if command.cost_nusd is None else command.cost_nusd,
+        -1 if command.tokens is None else command.tokens, command.final, command.bury,
+    )  # fmt: skip
+    return numbers, command.id, b"" if command.hold is None else encode_hold(command.hold)
+
+
+def _encode_read(command: Read) -> tuple[bytes | str, ...]:
+    terms = command.terms
+    numbers = _NINE.pack(
+        _now(command), command.from_ms, command.until_ms, terms.timeout_ms, terms.remember_ms,
+        terms.utterance_timeout_ms, terms.exact_entries, len(command.scopes), 0,
+    )  # fmt: skip
+    texts = (*command.scopes, *command.keys, command.utterance, "")
+    return numbers, shape_of(command.shape), _strings(texts)
+
+
+def shape_of(shape: Shape) -> bytes:
+    """The rules of a shape, packed once."""
+    if shape.encoded is None:
+        shape.encoded = b"".join(
+            _RULE.pack(r.meter, r.kind, _SCOPES[r.scope], r.limit, r.ends_ms, r.length_ms) for r in shape.rules
+        )
+    return shape.encoded
+
+
+def encode_hold(hold: Hold) -> bytes:
+    """A hold's record, as the scripts store it."""
+    count = len(hold.shape.rules)
+    head = _HOLD.pack(
+        hold.state, hold.created_ms, hold.deadline_ms, hold.timeout_ms,
+        -1 if hold.cost_nusd is None else hold.cost_nusd, -1 if hold.tokens is None else hold.tokens,
+        hold.until_ms, count, len(hold.scopes),
+    )  # fmt: skip
+    numbers = _doubles(count)
+    texts = (hold.content, hold.note.replace("\0", "?"), *hold.scopes, *hold.keys)
+    return head + shape_of(hold.shape) + numbers.pack(*hold.held) + numbers.pack(*hold.starts) + _strings(texts)
+
+
+def decode_hold(raw: bytes) -> Hold:
+    """A hold from its record. Its rules have lost the names of their budgets, which the store does not keep."""
+    state, created, deadline, timeout, cost, tokens, until, count, scopes = _HOLD.unpack_from(raw)
+    at = _HOLD.size
+    rules = []
+    for _ in range(count):
+        meter, kind, scope, *numbers = _RULE.unpack_from(raw, at)
+        rules.append(Rule("", ("global", "tenant", "user")[scope], meter, kind, *(int(n) for n in numbers)))
+        at += _RULE.size
+    held = _whole(raw, at, count)
+    starts = _whole(raw, at + 8 * count, count)
+    content, note, *names = raw[at + 16 * count :].decode("utf-8", "replace").split("\0")[:-1]
+    return Hold(
+        content, state, int(created), int(deadline), int(timeout), Shape(tuple(rules)),
+        tuple(names[scopes:]), tuple(names[:scopes]), held, starts, note,
+        None if cost < 0 else int(cost), None if tokens < 0 else int(tokens), int(until),
+    )  # fmt: skip
+
+
+def _whole(raw: bytes, at: int, count: int) -> tuple[int, ...]:
+    return tuple(map(int, _doubles(count).unpack_from(raw, at)))
+
+
+def decode(command: Command, reply: object) -> Answer:
+    """What a script answered.
+
+    Raises:
+        StoreUnavailable: the reply is not the answer to this command; the connection is out of step.
+    """
+    if not isinstance(reply, bytes):
+        raise StoreUnavailable("The server's answer is not one of this package's scripts. Is it really a Redis?")
+    if type(command) is Reserve:
+        return _decode_reserve(command, _echoed(command.id, reply))
+    if type(command) is Finish:
+        ended, now, deadline, differs, state = _FINISHED.unpack(_echoed(command.id, reply))
+        return Finished(ended, int(now), int(deadline), bool(differs), state)
+    if type(command) is Read:
+        return _decode_balances(reply)
+    return _decode_orphans(reply)
+
+
+def _echoed(id: str, reply: bytes) -> bytes:
+    """The reply without the id at its end, which tells it from the answer to another command."""
+    echo = id.encode()
+    if not reply.endswith(echo):
+        raise StoreUnavailable("The server answered another command: the connection was out of step. Nothing is held.")
+    return reply[: len(reply) - len(echo)]
+
+
+def _decode_reserve(command: Reserve, reply: bytes) -> Reserved:
+    verdict, now = _HEAD.unpack_from(reply)
+    if verdict in (Verdict.ADMITTED, Verdict.DUPLICATE):
+        _, _, created, deadline = _ADMITTED.unpack_from(reply)
+        count = len(command.keys) if len(reply) > _ADMITTED.size else 0
+        held = _whole(reply, _ADMITTED.size, count)
+        starts = _whole(reply, _ADMITTED.size + 8 * count, count)
+        return Reserved(verdict, int(now), int(created), int(deadline), held, starts)
+    if verdict == Verdict.REFUSED:
+        return Reserved(verdict, int(now), failures=tuple(map(_failure, _FAILURE.iter_unpack(reply[_HEAD.size :]))))
+    state = reply[_HEAD.size] if verdict == Verdict.ENDED else State.OPEN
+    return Reserved(verdict, int(now), state=state)
+
+
+def _failure(row: tuple[float, ...]) -> Failure:
+    index, spent, reserved, requested, busy, resets, retry = row
+    return Failure(int(index), int(spent), int(reserved), int(requested), bool(busy), int(resets), int(retry))
+
+
+def _decode_balances(reply: bytes) -> Balances:
+    verdict, now, calls = unpack_from("<Bdd", reply)
+    rows = Struct("<ddd").iter_unpack(reply[calcsize("<Bdd") :])
+    accounts = tuple(Balance(int(spent), int(reserved), int(resets)) for spent, reserved, resets in rows)
+    return Balances(verdict, int(now), accounts, int(calls))
+
+
+def _decode_orphans(reply: bytes) -> OrphanList:
+    now, at, parts = unpack_from("<d", reply)[0], 8, []
+    while at < len(reply):
+        size = int.from_bytes(reply[at : at + 4], "little")
+        parts.append(reply[at + 4 : at + 4 + size])
+        at += 4 + size
+    holds = tuple((id.decode(), decode_hold(raw)) for id, raw in zip(parts[::2], parts[1::2], strict=True))
+    return OrphanList(int(now), holds)

@@ -1,0 +1,68 @@
+-- Settle, release or extend one hold.
+--
+-- KEYS[1]  the namespace's root
+-- ARGV[1]  now (-1: the server's time), ending (0 settle, 1 release, 2 extend), timeout, remember, utterance
+--          timeout, entries kept singly, cost and tokens (-1: not known), final (0 or 1), bury (0 or 1); doubles
+-- ARGV[2]  the hold's id
+-- ARGV[3]  the hold as its owner carries it, as stored under h:<hold>, or empty
+--
+-- Returns a packed byte (0 settled, 1 released, 2 late, 3 already settled, 4 already released, 5 unknown,
+-- 6 extended), the time, the deadline, whether a second final settle differs, the hold's state; then the id.
+
+local T = {}
+local given, ending, cost, tokens, final, bury
+given, ending, T.timeout, T.remember, T.utterance_timeout, T.exact, cost, tokens, final, bury = unpack_('<dddddddddd', ARGV[1])
+local id = ARGV[2]
+local now = time_of(given)
+local carried = ARGV[3] ~= '' and read_hold(ARGV[3]) or nil
+
+local scopes = {}
+if carried then
+  for s = 3, 2 + carried.m do scopes[#scopes + 1] = carried.names[s] end
+end
+sweep(scopes, T, now)
+
+local function answer(ended, h, deadline, differs)
+  return pack('<BddBB', ended, now, deadline or 0, differs and 1 or 0, h and h.state or 0) .. id
+end
+
+local h = known_hold(call('GET', root .. 'h:' .. id), now) or carried
+if not h then
+  if bury == 1 then
+    write_hold(id, {
+      state = RELEASED, created = now, deadline = now, timeout = 0, cost = -1, tokens = -1, until_ = now + T.remember,
+      n = 0, m = 0, shape = '', names = {'', ''},
+    }, T.remember)
+  end
+  return answer(5)
+end
+
+if ending == 2 then
+  if h.state ~= OPEN then return answer(h.state == RELEASED and 4 or 3, h) end
+  leave(id, h)
+  h.timeout, h.deadline = T.timeout, now + T.timeout
+  enter(id, h)
+  write_hold(id, h, T.timeout + UNSWEPT)
+  return answer(6, h, h.deadline)
+end
+
+if ending == 1 then
+  if h.state == SETTLED then return answer(3, h) end
+  if h.state == RELEASED then return answer(4, h) end
+  end_hold(id, h, RELEASED, 0, 0, T, now)
+  return answer(1, h)
+end
+
+if h.state == SETTLED then
+  local differs = final == 1
+    and ((cost >= 0 and h.cost >= 0 and cost ~= h.cost) or (tokens >= 0 and h.tokens >= 0 and tokens ~= h.tokens))
+  return answer(3, h, 0, differs)
+end
+if h.state ~= OPEN and final == 0 then return answer(h.state == RELEASED and 4 or 3, h) end
+local late = h.state ~= OPEN
+if final == 1 then
+  end_hold(id, h, SETTLED, cost, tokens, T, now)
+else
+  end_hold(id, h, CHARGED, -1, -1, T, now)
+end
+return answer(late and 2 or 0, h)

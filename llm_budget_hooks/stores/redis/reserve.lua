@@ -1,0 +1,158 @@
+-- Hold, check or charge amounts against all rules of a call, all or nothing.
+--
+-- KEYS[1]  the namespace's root
+-- ARGV[1]  now (-1: the server's time), from and until (the time the keys are right for), timeout, remember,
+--          utterance timeout, calls of one utterance, entries kept singly, mode (0 hold, 1 check, 2 charge,
+--          3 force), number of scopes; packed doubles, times in ms
+-- ARGV[2]  the rules, in the order in which refusals are reported
+-- ARGV[3]  the amount for each, packed doubles
+-- ARGV[4]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance
+--
+-- Returns a packed verdict byte and the time, then the id at the very end:
+--   0 admitted and 2 duplicate: created, deadline, then per rule what is held, then per rule its window's start
+--   1 refused: per rule that said no: its place from 0, spent, reserved, requested, busy, resets, retry
+--   3 conflict   4 ended: its state   5 clock: the time is outside from..until
+
+local T, from, until_, mode, m = {}, nil, nil, nil, nil
+local given
+given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.utterance_max, T.exact, mode, m = unpack_('<dddddddddd', ARGV[1])
+local now = time_of(given)
+local shape = ARGV[2]
+local n = #shape / 27
+local names = {unpack_(string.rep('s', 4 + m + n), ARGV[4])}
+local id, utterance = names[3 + m + n], names[4 + m + n]
+local function key_of(i) return names[2 + m + i] end
+local scopes = {}
+for s = 3, 2 + m do scopes[#scopes + 1] = names[s] end
+
+sweep(scopes, T, now)
+
+local wanted = {root .. 'h:' .. id, root .. 'u:' .. utterance}
+for i = 1, n do wanted[2 + i] = root .. 'a:' .. key_of(i) end
+local found = call('MGET', unpack(wanted))
+
+local numbers = '<' .. string.rep('d', n)
+local known = known_hold(found[1], now)
+if known then
+  if known.content ~= '' and known.content ~= names[1] then return pack('<Bd', 3, now) .. id end
+  if known.state ~= OPEN then return pack('<BdB', 4, now, known.state) .. id end
+  local held = n > 0 and pack(numbers, unpack(known.held, 1, n)) .. pack(numbers, unpack(known.starts, 1, n)) or ''
+  return pack('<Bddd', 2, now, known.created, known.deadline) .. held .. id
+end
+if now < from or now >= until_ then return pack('<Bd', 5, now) .. id end
+
+local began, calls, hits = 0, 0, ''
+if utterance ~= '' then
+  began = now
+  if found[2] then
+    local start, last, count = unpack_('<ddd', found[2])
+    if now - last > T.utterance_timeout or count >= T.utterance_max then
+      began = max(now, start + 1)
+    else
+      began, calls, hits = start, count, string.sub(found[2], 25)
+    end
+  end
+end
+
+local rules = {unpack_('<' .. string.rep(RULE, n), shape)}
+local amounts = {unpack_(numbers, ARGV[3])}
+local accounts, starts, failures = {}, {}, {}
+
+-- The earliest deadline of a hold in an account, looked for among the first of its scope.
+local function earliest(scope, key)
+  local index = scope == 0 and '' or (scope == 1 and scopes[m - 1] or scopes[1])
+  local first = call('ZRANGE', root .. 'o:' .. index, 0, SWEEP_LIMIT - 1, 'WITHSCORES')
+  for f = 1, #first, 2 do
+    local raw = call('GET', root .. 'h:' .. first[f])
+    if raw and string.find(raw, '\0' .. key .. '\0', 1, true) then return max(tonumber(first[f + 1]), now) end
+  end
+  return #first > 0 and max(tonumber(first[2]), now) or now
+end
+
+local function failure(i, r, spent, held, amount)
+  local kind, scope, limit, ends, length = rules[r + 2], rules[r + 3], rules[r + 4], rules[r + 5], rules[r + 6]
+  local busy, resets, retry = spent + amount <= limit, 0, 0
+  if kind == CALENDAR then resets = ends elseif kind == FIXED then resets = starts[i] + length end
+  if amount <= limit then
+    if busy then
+      retry = earliest(scope, key_of(i))
+      if resets > 0 then retry = min(resets, retry) end
+    elseif kind == ROLLING then
+      retry = frees_at(key_of(i), accounts[i], spent + held + amount - limit, length, now)
+      if retry == 0 then
+        retry = max(frees_at(key_of(i), accounts[i], spent + amount - limit, length, now), earliest(scope, key_of(i)))
+      end
+    else
+      retry = resets
+    end
+  end
+  if kind == ROLLING then resets = retry end
+  return pack('<BdddBdd', i - 1, spent, held, amount, busy and 1 or 0, resets, retry)
+end
+
+for i = 1, n do
+  local r = 6 * (i - 1)
+  local kind, raw, spent, held, start = rules[r + 2], found[2 + i], 0, 0, 0
+  if rules[r + 1] == UTTERANCES and hits ~= '' and string.find(hits, string.match(key_of(i), '^[^:]*') .. ' ', 1, true) then
+    amounts[i] = 0
+  end
+  if kind == ROLLING then
+    accounts[i] = read_log(raw)
+    spent, held = rolled(key_of(i), accounts[i], rules[r + 6], now), accounts[i][1]
+  else
+    if raw then spent, held, start = unpack_('<ddd', raw) end
+    if kind == ANSWER then
+      if start ~= began or not raw then spent, held, start = 0, 0, began end
+    elseif kind == FIXED and (not raw or now >= start + rules[r + 6]) then
+      spent, held, start = 0, 0, now
+    end
+    accounts[i] = {spent, held}
+  end
+  starts[i] = start
+  if amounts[i] > 0 and spent + held + amounts[i] > rules[r + 4] then
+    failures[#failures + 1] = failure(i, r, spent, held, amounts[i])
+  end
+end
+
+if #failures > 0 and mode ~= 3 then return pack('<Bd', 1, now) .. table.concat(failures) .. id end
+if mode == 1 then return pack('<Bddd', 0, now, 0, 0) .. id end
+
+for i = 1, n do
+  local r = 6 * (i - 1)
+  local meter, kind, account = rules[r + 1], rules[r + 2], accounts[i]
+  if mode >= 2 and meter == IN_FLIGHT then amounts[i] = 0 end
+  if key_of(i) ~= '' and (amounts[i] > 0 or kind == FIXED or kind == ANSWER) then
+    local kept = mode >= 2 or meter == CALLS or meter == UTTERANCES
+    if kind == ROLLING and kept then
+      log_amount(key_of(i), account, rules[r + 6], now, amounts[i], T, now)
+    else
+      local at = (kept and kind ~= ROLLING or not kept and kind == ROLLING) and 1 or 2
+      account[at] = min(account[at] + amounts[i], MAX_AMOUNT)
+      local raw = kind == ROLLING and pack('<ddd', account[1], account[2], account[3]) .. account[4]
+        or pack('<ddd', account[1], account[2], starts[i])
+      call('SET', wanted[2 + i], raw, 'PX', expiry(kind, rules[r + 5], rules[r + 6], starts[i], T, now) - now)
+    end
+  end
+end
+
+if utterance ~= '' then
+  for i = 1, n do
+    local base = string.match(key_of(i), '^[^:]*') .. ' '
+    if rules[6 * (i - 1) + 1] == UTTERANCES and not string.find(hits, base, 1, true) then hits = hits .. base end
+  end
+  call('SET', wanted[2], pack('<ddd', began, now, calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
+end
+
+local h = {
+  state = OPEN, created = now, deadline = now + T.timeout, timeout = T.timeout, cost = -1, tokens = -1, until_ = 0,
+  n = n, m = m, shape = shape, held = amounts, starts = starts, names = names,
+}
+if mode >= 2 then
+  h.state, h.until_, h.n, h.m, h.shape, h.names = SETTLED, now + T.remember, 0, 0, '', {names[1], ''}
+  write_hold(id, h, T.remember)
+else
+  enter(id, h)
+  write_hold(id, h, T.timeout + UNSWEPT)
+end
+local held = n > 0 and pack(numbers, unpack(amounts, 1, n)) .. pack(numbers, unpack(starts, 1, n)) or ''
+return pack('<Bddd', 0, now, now, now + T.timeout) .. held .. id
