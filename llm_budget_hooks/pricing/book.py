@@ -131,12 +131,14 @@ class PriceBook:
         return next(filter(None, (self._listed(way) for way in ways)), None)
 
     def _listed(self, way: Reading) -> Price | None:
-        if way.provider and (found := source.find(f"{way.provider}/{way.name}")):
-            return listed_price(*found, self._cached_share)
-        found = source.find(way.name)
-        if found is None or (way.provider and not _sold_by(found[1], way.provider)):
-            return None
-        return listed_price(*found, self._cached_share)
+        names = (f"{way.provider}/{way.name}", way.name) if way.provider else (way.name,)
+        for name in names:
+            found = source.find(name)
+            if found is not None and (way.provider is None or _sold_by(found[1], way.provider)):
+                price = listed_price(*found, self._cached_share)
+                if price is not None:
+                    return price
+        return None
 
     def _unknown(self, model: str) -> str:
         shown = masked(model)

@@ -43,7 +43,7 @@ _ARN: Final = re.compile(r"arn:aws[a-z-]*:bedrock:([a-z0-9-]*):[0-9]*:(foundatio
 _ANY_ARN: Final = re.compile(r"(arn:aws[a-z-]*:[a-z-]+:[a-z0-9-]*:)[0-9]+")
 _MAX_LENGTH: Final = 500
 _MAX_SEGMENTS: Final = 8
-_RESOURCE: Final = re.compile(r"(?:projects/[^/]+/locations/[^/]+/)?publishers/[^/]+/models/|models/")
+_RESOURCE: Final = re.compile(r"^(?:projects/[^/]+/locations/[^/]+/)?publishers/[^/]+/models/|^models/")
 
 
 class Reading(NamedTuple):
@@ -78,13 +78,13 @@ def readings(model: str, provider: str | None = None) -> Iterator[Reading]:
     if len(model) > _MAX_LENGTH or model.count("/") > _MAX_SEGMENTS:
         return
     served_by = provider_of(provider) if provider else None
-    rest = _RESOURCE.sub("", model.strip(), count=1) if "models/" in model else model.strip()
+    rest = _RESOURCE.sub("", model.strip())
     arn = _ARN.search(rest)
     if arn is not None:
         yield Reading("bedrock", f"{arn[1]}/{arn[3]}")
         served_by, rest = "bedrock", arn[3]
     yield Reading(served_by, rest)
-    while "/" in rest and "arn:" not in rest:
+    while "/" in rest and not rest.startswith("arn:"):
         head, rest = rest.split("/", 1)
         if head in _ROUTES or head in _AREAS or _REGION.fullmatch(head):
             pass
