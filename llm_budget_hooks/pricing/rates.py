@@ -4,8 +4,8 @@ A source writes rates by class of tokens, by the prompt size above which they ho
 leaves out is filled in so that no token is ever free by omission:
 
 - a long-context rate that a service tier lacks stands to the standard one as the tier's short-context rate does;
-- cached input, cache writes, audio and reasoning that a service tier or a long context lacks are priced as without it,
-  and in proportion to the plain rate where that is dearer;
+- cached input, cache writes and audio that a service tier or a long context lacks are priced as without it, and in
+  proportion to the plain rate where that is dearer; reasoning always in proportion to the plain output rate;
 - a class that has no rate at all is charged at the plain input or output rate, cached input at a share of it.
 """
 
@@ -29,6 +29,8 @@ SERVICE_TIERS: Final[Mapping[str, str]] = {
     "flex": "flex",
     "priority": "priority",
     "fast": "priority",
+    "on_demand_flex": "flex",
+    "on_demand_priority": "priority",
     "batch": "batches",
     "batches": "batches",
     "balanced": "balanced",
@@ -133,7 +135,8 @@ class Sheet:
         standard = self.written.get((kind, 0, ""))
         if not tier or standard is None or kind not in PLAIN_OF:
             return standard
-        return max(standard, self._in_proportion(standard, PLAIN_OF[kind], 0, tier))
+        proportional = self._in_proportion(standard, PLAIN_OF[kind], 0, tier)
+        return proportional if kind == "reasoning" else max(standard, proportional)
 
     def _long(self, kind: Kind, over: int, tier: str) -> int | None:
         standard = self.written.get((kind, over, "")) if tier else None
