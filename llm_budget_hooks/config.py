@@ -44,7 +44,7 @@ def engine_from_env(made: type[BudgetEngine]) -> BudgetEngine:
     """See `BudgetEngine.from_env`."""
     policy = os.environ.get("LLM_BUDGET_POLICY")
     if not policy:
-        raise ConfigurationError("LLM_BUDGET_POLICY is not set; it is the path of the policy file, such as budgets.toml.")
+        raise ConfigurationError("LLM_BUDGET_POLICY is not set; it is the path of a policy file, such as budgets.toml.")
     ledger = os.environ.get("LLM_BUDGET_LEDGER") or None
     return made.open(os.environ.get("LLM_BUDGET_STORE") or "sqlite:///llm-budget.db", policy, ledger=ledger)
 

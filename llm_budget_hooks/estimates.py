@@ -42,7 +42,9 @@ class StepBudget:
     tokens: int
 
 
-def usd(call: Call, price: Priced | None, mode: EstimateMode, step: StepBudget, flat_nusd: int | None) -> tuple[int, Basis]:
+def usd(
+    call: Call, price: Priced | None, mode: EstimateMode, step: StepBudget, flat_nusd: int | None
+) -> tuple[int, Basis]:
     """The estimate in nano-dollars, and where it came from.
 
     Args:

@@ -7,7 +7,8 @@ import os
 import unicodedata
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -100,7 +101,7 @@ class _Compiled:
 
     lines: tuple[_Line, ...]
     parts: tuple[tuple[str, int, str], ...] = ()
-    shape: Shape = Shape(())
+    shape: Shape = field(default_factory=lambda: Shape(()))
     from_ms: int = 0
     until_ms: int = 0
     usd: bool = False
@@ -193,7 +194,9 @@ class Planner:
         compiled = _summary(lines).at(now_ms)
         hashes = _identity(name, normalised(user))
         keys = _keys(compiled, hashes, "")
-        command = Read(compiled.shape, keys, _scopes(compiled, hashes), self.terms, "", compiled.from_ms, compiled.until_ms)
+        command = Read(
+            compiled.shape, keys, _scopes(compiled, hashes), self.terms, "", compiled.from_ms, compiled.until_ms
+        )
         return command, lines
 
     def answer_lines(self, tenant: str | None, feature: str | None) -> tuple[_Line, ...]:
@@ -299,7 +302,7 @@ def terms_of(policy: Policy) -> Terms:
     )
 
 
-def _ms(interval: Any) -> int:
+def _ms(interval: timedelta) -> int:
     return round(interval.total_seconds() * 1000)
 
 

@@ -18,8 +18,8 @@ from decimal import Decimal
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.refusals import answer_estimate, in_units, refusal
+from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.utterance import Utterance, current_utterance
 from llm_budget_hooks.errors import (
     AlreadyResolved,
@@ -102,9 +102,7 @@ class BudgetEngine:
         origin: tuple[Any, ...] | None = None,
     ) -> None:
         self.policy = policy
-        self.prices = PriceBook(
-            prices=policy.prices, aliases=policy.aliases, cached_discount=policy.cached_discount
-        )
+        self.prices = PriceBook(prices=policy.prices, aliases=policy.aliases, cached_discount=policy.cached_discount)
         self._store = store
         self._clock = clock
         self._origin = origin
@@ -140,9 +138,13 @@ class BudgetEngine:
         """
         from llm_budget_hooks import config
 
-        unsupported = dict(
-            ledger=ledger, on_degraded=on_degraded, on_alert=on_alert, observers=observers or None, journal=journal
-        )
+        unsupported = {
+            "ledger": ledger,
+            "on_degraded": on_degraded,
+            "on_alert": on_alert,
+            "observers": observers or None,
+            "journal": journal,
+        }
         return config.open_engine(cls, url, policy, clock, require_shared, unsupported)
 
     @classmethod
@@ -724,6 +726,4 @@ def _status(line: Any, balance: Any) -> BudgetStatus:
 
 
 def _unread(budget: Any) -> BudgetStatus:
-    return BudgetStatus(
-        budget.name, budget.scope, budget.meter, budget.window, budget.limit, None, None, None, None
-    )
+    return BudgetStatus(budget.name, budget.scope, budget.meter, budget.window, budget.limit, None, None, None, None)

@@ -33,7 +33,12 @@ assert set(_CODES.values()) <= set(get_args(Code))  # noqa: S101 - a wrong word 
 
 
 def refusal(
-    call: Call, policy: Policy, rules: tuple[Rule, ...], failures: tuple[Failure, ...], windows: dict[str, Window | None], now_ms: int
+    call: Call,
+    policy: Policy,
+    rules: tuple[Rule, ...],
+    failures: tuple[Failure, ...],
+    windows: dict[str, Window | None],
+    now_ms: int,
 ) -> BudgetExceeded:
     """The refusal that names the first rule that said no and lists all that did.
 

@@ -56,10 +56,11 @@ class Utterance:
         outer = current_utterance(engine)
         self._outer = outer if id is None else None
         self.engine = engine
-        self.id = id if id is not None else outer.id if outer is not None else f"ut-{os.urandom(10).hex()}"
-        self.tenant = tenant if tenant is not None and self._outer is None else outer.tenant if outer else tenant
-        self.user = user if user is not None and self._outer is None else outer.user if outer else user
-        self.feature = feature if feature is not None else outer.feature if outer else None
+        joined = self._outer is not None
+        self.id: str = id if id is not None else outer.id if outer is not None else f"ut-{os.urandom(10).hex()}"
+        self.tenant: str | None = outer.tenant if outer is not None and (joined or tenant is None) else tenant
+        self.user: str | None = outer.user if outer is not None and (joined or user is None) else user
+        self.feature: str | None = outer.feature if outer is not None and feature is None else feature
         self.plan = plan
         self.served = True
         self.output: Any = None

@@ -13,7 +13,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.money import MAX_EXACT, MAX_LIMIT_NUSD, parse_nusd, to_decimal
@@ -71,7 +80,9 @@ def described(error: ValidationError, source: str) -> ConfigurationError:
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, ignored_types=(cached_property,))
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, ignored_types=(cached_property,)
+    )
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -146,7 +157,9 @@ class Budget(_Model):
         if any(not letter.isprintable() for letter in self.name) or len(self.name) > 100:
             raise ValueError("a budget's name is up to 100 printable letters")
         if not self.name:
-            object.__setattr__(self, "name", "-".join((self.scope, self.meter, *filter(None, (self.window,)), *self.features)))
+            object.__setattr__(
+                self, "name", "-".join((self.scope, self.meter, *filter(None, (self.window,)), *self.features))
+            )
         return self
 
     @cached_property
@@ -242,7 +255,7 @@ class Policy(_Model):
     allow_eviction: bool = False
     prices: dict[str, dict[str, Any]] = Field(default_factory=dict)
     aliases: dict[str, str] = Field(default_factory=dict)
-    tiers: dict[str, tuple[str, ...]] = Field(default_factory=lambda: {"cheap": ("*haiku*", "*-mini*", "*-nano*")})
+    tiers: dict[str, tuple[str, ...]] = {"cheap": ("*haiku*", "*-mini*", "*-nano*")}
     steps: dict[str, Dollars] = Field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
     tenants: dict[str, TenantPolicy] = Field(default_factory=dict)

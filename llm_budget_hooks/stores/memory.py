@@ -23,7 +23,7 @@ _forks = 0
 
 
 def _forked() -> None:
-    global _forks  # noqa: PLW0603 - the one fact about this process that no object can hold
+    global _forks
     _forks += 1
 
 
@@ -59,11 +59,12 @@ class _Deadlines:
 
     def first(self, limit: int) -> list[tuple[int, str]]:
         found: list[tuple[int, str]] = []
-        at, entries, live = self.start, self.sorted, self.live
+        at, entries, live, last = self.start, self.sorted, self.live, None
         while at < len(entries) and len(found) < limit:
             deadline, id = entries[at]
-            if live.get(id) == deadline:
-                found.append(entries[at])
+            if live.get(id) == deadline and entries[at] != last:
+                last = entries[at]
+                found.append(last)
             elif not found:
                 self.start = at + 1
             at += 1
@@ -114,7 +115,7 @@ class MemoryCells:
                 index = self._scopes[scope] = _Deadlines()
             index.add(id, deadline_ms)
 
-    def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
+    def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:  # noqa: ARG002 - the contract's
         for scope in scopes:
             index = self._scopes.get(scope)
             if index is not None:
@@ -191,8 +192,8 @@ class MemoryStore:
 
     def _refuse(self) -> NoReturn:
         raise ConfigurationError(
-            "An engine on memory:// cannot be pickled, forked or sent to another process: its balances live in this one. "
-            "Use sqlite:///path or redis:// to share them."
+            "An engine on memory:// cannot be pickled, forked or sent to another process: "
+            "its balances live in this one. Use sqlite:///path or redis:// to share them."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryStore:

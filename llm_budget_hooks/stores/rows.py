@@ -80,7 +80,8 @@ class SqliteCells:
     def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
         prefix = self._prefix
         self._executemany(
-            "DELETE FROM open WHERE scope = ? AND deadline = ? AND id = ?", [(prefix + s, deadline_ms, id) for s in scopes]
+            "DELETE FROM open WHERE scope = ? AND deadline = ? AND id = ?",
+            [(prefix + s, deadline_ms, id) for s in scopes],
         )
 
     def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
@@ -116,10 +117,8 @@ class SqliteCells:
     def purge(self, now_ms: int) -> None:
         """Delete the old ones among the next few rows; the whole table is passed through in time."""
         for table, key, old in (("cells", "key", "until < ?"), ("holds", "id", "state <> 0 AND until < ?")):
-            last = self._execute(
-                f"SELECT max({key}) FROM (SELECT {key} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {_PURGE_ROWS})",  # noqa: S608 - fixed words
-                (self._cursors[table],),
-            ).fetchone()[0]
+            rows = f"SELECT {key} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {_PURGE_ROWS}"  # noqa: S608 - fixed words
+            last = self._execute(f"SELECT max({key}) FROM ({rows})", (self._cursors[table],)).fetchone()[0]  # noqa: S608 - fixed words
             if last is not None:
                 self._execute(
                     f"DELETE FROM {table} WHERE {key} > ? AND {key} <= ? AND {old}",  # noqa: S608 - fixed words
@@ -164,7 +163,8 @@ def _numbers(numbers: Sequence[int]) -> str:
 def _shape_text(shape: Shape) -> str:
     if shape.encoded is None:
         rules = [
-            "\t".join((r.budget, r.scope, *map(str, (r.meter, r.kind, r.limit, r.ends_ms, r.length_ms)))) for r in shape.rules
+            "\t".join((r.budget, r.scope, *map(str, (r.meter, r.kind, r.limit, r.ends_ms, r.length_ms))))
+            for r in shape.rules
         ]
         shape.encoded = "\n".join(rules).encode()
     return shape.encoded.decode()

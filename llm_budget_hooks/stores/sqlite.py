@@ -14,9 +14,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable

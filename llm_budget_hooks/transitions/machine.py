@@ -210,13 +210,13 @@ def _rolled(cells: Cells, key: str, log: rolling.Log, rule: Rule, now: int) -> t
     return log.total - total, log.count - count
 
 
-def _failure(
-    cells: Cells, command: Reserve, at: int, numbers: tuple[int, int, int], account: Any, now: int
-) -> Failure:
+def _failure(cells: Cells, command: Reserve, at: int, numbers: tuple[int, int, int], account: Any, now: int) -> Failure:
     rule = command.shape.rules[at]
     spent, held, amount = numbers
     busy = spent + amount <= rule.limit
-    resets = {_CALENDAR: rule.ends_ms, _FIXED: account[2] + rule.length_ms if rule.kind == _FIXED else 0}.get(rule.kind, 0)
+    resets = {_CALENDAR: rule.ends_ms, _FIXED: account[2] + rule.length_ms if rule.kind == _FIXED else 0}.get(
+        rule.kind, 0
+    )
     retry = 0
     if amount <= rule.limit:
         if busy:
@@ -306,9 +306,7 @@ def _admit(
     return Reserved(Verdict.ADMITTED, now, now, hold.deadline_ms, tuple(amounts), tuple(starts))
 
 
-def _take(
-    cells: Cells, key: str, rule: Rule, account: Any, amount: int, kept: bool, terms: Terms, now: int
-) -> None:
+def _take(cells: Cells, key: str, rule: Rule, account: Any, amount: int, kept: bool, terms: Terms, now: int) -> None:
     """Put an amount into an account: as spent if it is kept, else as reserved."""
     if rule.kind != _ROLLING:
         at = 0 if kept else 1
@@ -321,9 +319,7 @@ def _take(
         cells.save(key, account, expiry(rule, 0, terms, now))
 
 
-def _log(
-    cells: Cells, key: str, log: rolling.Log, rule: Rule, at_ms: int, amount: int, terms: Terms, now: int
-) -> None:
+def _log(cells: Cells, key: str, log: rolling.Log, rule: Rule, at_ms: int, amount: int, terms: Terms, now: int) -> None:
     """Book an amount at its reserve instant, unless that has left the window, and save the account."""
     live = _rolled(cells, key, log, rule, now)[1]
     until = expiry(rule, 0, terms, now)
@@ -373,7 +369,9 @@ def _unknown(cells: Cells, command: Finish, now: int) -> Finished:
 
 def _extend(cells: Cells, command: Finish, hold: Hold, now: int) -> Finished:
     if hold.state != _OPEN:
-        return Finished(Ended.ALREADY_RELEASED if hold.state == _RELEASED else Ended.ALREADY_SETTLED, now, state=hold.state)
+        return Finished(
+            Ended.ALREADY_RELEASED if hold.state == _RELEASED else Ended.ALREADY_SETTLED, now, state=hold.state
+        )
     cells.leave(command.id, hold.scopes, hold.deadline_ms)
     hold.timeout_ms = command.terms.timeout_ms
     hold.deadline_ms = now + hold.timeout_ms
@@ -437,9 +435,7 @@ def _end(
     cells.save_hold(id, hold)
 
 
-def _replace(
-    cells: Cells, hold: Hold, at: int, account: Any, change: tuple[int, int], terms: Terms, now: int
-) -> None:
+def _replace(cells: Cells, hold: Hold, at: int, account: Any, change: tuple[int, int], terms: Terms, now: int) -> None:
     """In one account, free what was reserved and add to what is spent, if its window is still known."""
     rule, key, start = hold.shape.rules[at], hold.keys[at], hold.starts[at]
     freed, spent = change
@@ -490,6 +486,8 @@ def read(cells: Cells, command: Read, now: int) -> Balances:
     if not command.from_ms <= now < command.until_ms:
         return Balances(Verdict.CLOCK, now)
     utterance = cells.load((command.utterance,))[0] if command.utterance else None
+    if utterance is not None and now >= utterance[1] + command.terms.utterance_timeout_ms + command.terms.timeout_ms:
+        utterance = None
     accounts = cells.load(command.keys)
     found = []
     for at, rule in enumerate(command.shape.rules):

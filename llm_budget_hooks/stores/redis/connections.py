@@ -41,7 +41,7 @@ class SyncConnections:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._factory = ConnectionPool.from_url(
+        self._factory: Any = ConnectionPool.from_url(
             url, decode_responses=False, retry=Retry(NoBackoff(), 0), health_check_interval=0, max_connections=2**31
         )
         self._free: deque[Any] = deque()
@@ -112,7 +112,7 @@ class AsyncConnections:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._factory = AsyncConnectionPool.from_url(
+        self._factory: Any = AsyncConnectionPool.from_url(
             url, decode_responses=False, retry=AsyncRetry(NoBackoff(), 0), health_check_interval=0,
             max_connections=2**31, socket_timeout=None, socket_connect_timeout=timeout_s,
         )  # fmt: skip

@@ -44,8 +44,8 @@ for i = 1, n do wanted[1 + i] = root .. 'a:' .. names[m + i] end
 local found = call('MGET', unpack(wanted))
 local began, calls = 0, 0
 if utterance ~= '' and found[1] then
-  local start, _, count = unpack_('<ddd', found[1])
-  began, calls = start, count
+  local start, last, count = unpack_('<ddd', found[1])
+  if now < last + T.utterance_timeout + T.timeout then began, calls = start, count end
 end
 local rules = {unpack_('<' .. string.rep(RULE, n), ARGV[2])}
 local listed = {pack('<Bdd', 0, now, calls)}
