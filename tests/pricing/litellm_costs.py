@@ -1,0 +1,70 @@
+"""What LiteLLM's own calculators say: reads questions as JSON from stdin and writes costs in dollars to stdout.
+
+A process of its own, so that the suite imports litellm without its network and its messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import warnings
+from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+warnings.simplefilter("ignore")
+logging.disable(logging.CRITICAL)
+
+
+def main() -> None:
+    questions = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):
+        answers = [_cost(*question) for question in questions]
+    json.dump(answers, sys.stdout)
+
+
+def _cost(name: str, provider: str | None, counts: dict[str, Any]) -> float | None:
+    from litellm.cost_calculator import batch_cost_calculator, cost_per_token
+
+    tier = counts.get("service_tier")
+    try:
+        if tier == "batch":
+            return sum(batch_cost_calculator(_usage(counts), name, custom_llm_provider=provider))
+        return sum(
+            cost_per_token(model=name, custom_llm_provider=provider, usage_object=_usage(counts), service_tier=tier)
+        )
+    except Exception:  # noqa: BLE001 - any failure of theirs is the answer "none"
+        return None
+
+
+def _usage(counts: dict[str, Any]) -> Any:
+    from litellm.types.utils import (
+        CacheCreationTokenDetails,
+        CompletionTokensDetailsWrapper,
+        PromptTokensDetailsWrapper,
+        Usage,
+    )
+
+    write, write_1h = counts.get("cache_write_tokens", 0), counts.get("cache_write_1h_tokens", 0)
+    written = CacheCreationTokenDetails(ephemeral_5m_input_tokens=write, ephemeral_1h_input_tokens=write_1h)
+    return Usage(
+        prompt_tokens=counts["input_tokens"],
+        completion_tokens=counts["output_tokens"],
+        total_tokens=counts["input_tokens"] + counts["output_tokens"],
+        prompt_tokens_details=PromptTokensDetailsWrapper(
+            cached_tokens=counts.get("cached_input_tokens", 0),
+            cache_creation_tokens=write + write_1h,
+            cache_creation_token_details=written if write or write_1h else None,
+            audio_tokens=counts.get("input_audio_tokens", 0),
+        ),
+        completion_tokens_details=CompletionTokensDetailsWrapper(
+            reasoning_tokens=counts.get("reasoning_tokens", 0),
+            audio_tokens=counts.get("output_audio_tokens", 0),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""All combinations of cost keys in LiteLLM's list, priced by LiteLLM's calculators and by ours.
+
+Where the two differ, the difference has one of the causes below. Each cause says who is meant to be right and why;
+a difference without a cause fails the test.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llm_budget_hooks.models import Usage
+from llm_budget_hooks.pricing import Price, source
+from llm_budget_hooks.pricing.listed import listed_price
+
+EACH = 3
+NEEDS_A_LOGIN = ("github_copilot", "chatgpt")
+SIZES = (1000, 32_000, 32_001, 100_001, 128_001, 200_000, 200_001, 256_001, 272_001, 512_001)
+CLASSES = {
+    "cached_input_tokens": "cache_read_input_token_cost",
+    "cache_write_tokens": "cache_creation_input_token_cost",
+    "cache_write_1h_tokens": "cache_creation_input_token_cost_above_1hr",
+    "reasoning_tokens": "output_cost_per_reasoning_token",
+    "input_audio_tokens": "input_cost_per_audio_token",
+    "output_audio_tokens": "output_cost_per_audio_token",
+}
+SUFFIXES = {"batch": "_batches", "flex": "_flex", "priority": "_priority", None: ""}
+PLAIN = ("input_cost_per_token", "output_cost_per_token")
+UNITS = ("input_cost_per_request", "input_cost_per_query")
+
+Counts = dict[str, Any]
+
+
+def shapes() -> Iterator[Counts]:
+    for size in SIZES:
+        plain = {"input_tokens": size, "output_tokens": 500}
+        yield plain
+        yield {**plain, "cached_input_tokens": 300, "cache_write_tokens": 200, "reasoning_tokens": 100}
+    small = {"input_tokens": 1000, "output_tokens": 500}
+    yield {**small, "cached_input_tokens": 700}
+    yield {**small, "cache_write_tokens": 700}
+    yield {**small, "cache_write_1h_tokens": 700}
+    yield {**small, "cache_write_tokens": 300, "cache_write_1h_tokens": 300, "cached_input_tokens": 300}
+    yield {**small, "reasoning_tokens": 300}
+    yield {**small, "input_audio_tokens": 400, "output_audio_tokens": 300}
+    for tier in ("flex", "priority", "batch"):
+        for size in (1000, 300_000):
+            tiered: Counts = {"input_tokens": size, "output_tokens": 500, "service_tier": tier}
+            yield tiered
+            yield {**tiered, "cached_input_tokens": 400}
+            yield {**tiered, "reasoning_tokens": 200}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One usage that the two price differently, in nano-dollars."""
+
+    name: str
+    counts: Counts
+    ours: int
+    theirs: float
+
+    @property
+    def entry(self) -> source.Entry:
+        return source.entries()[self.name]
+
+    @property
+    def tier(self) -> str | None:
+        tier = self.counts.get("service_tier")
+        return tier if isinstance(tier, str) else None
+
+    @property
+    def more(self) -> float:
+        return self.ours - self.theirs
+
+    def rate(self, key: str) -> Decimal:
+        return Decimal(self.entry.get(key) or 0)
+
+    @property
+    def used(self) -> list[str]:
+        """The cost keys of the classes that the usage has, without size and service tier."""
+        return [key for name, key in CLASSES.items() if self.counts.get(name)]
+
+    @property
+    def above(self) -> list[str]:
+        """The size part of the keys that hold for this prompt."""
+        sizes = {m[0]: int(m[1]) * 1000 for key in self.entry if (m := re.search(r"_above_(\d+)k_tokens", key))}
+        return [part for part, tokens in sizes.items() if self.counts["input_tokens"] >= tokens]
+
+
+def close(a: float, b: float) -> bool:
+    """Whether two amounts are equal but for one rounding up to a nano-dollar and a float's last digits."""
+    return abs(a - b) <= 1.001 + 1e-9 * abs(b)
+
+
+def is_unlisted_combination(d: Difference) -> bool:
+    suffix = SUFFIXES[d.tier] if f"{PLAIN[0]}{SUFFIXES[d.tier]}" in d.entry else ""
+    needed = [f"{key}{part}{suffix}" for key in (*PLAIN, *d.used) for part in d.above or [""] if key in d.entry]
+    return bool(suffix or d.above) and any(key not in d.entry for key in needed)
+
+
+def is_missing_output(d: Difference) -> bool:
+    price = listed(d.name)
+    assert price is not None
+    whole = price.cost_nusd(Usage(**d.counts))
+    without = price.cost_nusd(Usage(**{**d.counts, "output_tokens": 0}))
+    return not d.entry.get(PLAIN[1]) and close(d.more, whole - without)
+
+
+def has_namesake(name: str) -> bool:
+    entries, prefix = source.entries(), f"{provider(name)}/"
+    return f"{prefix}{name}" in entries or (name.startswith(prefix) and name.removeprefix(prefix) in entries)
+
+
+CAUSES: dict[str, Callable[[Difference], bool]] = {
+    # The list says at what hours DeepSeek is cheaper. Ours does not ask the clock and takes the dearer hours.
+    "off-peak hours": lambda d: "off_peak_pricing" in d.entry and d.more > 0,
+    # Requests and queries are charged by the call; cost_per_token leaves them to other calculators.
+    "charged by the call": lambda d: close(d.more, float(sum(d.rate(key) for key in UNITS)) * 1e9),
+    # Embedding, ranking and mislabelled models list no output price, and have no output. Ours never charges 0.
+    "no output price": is_missing_output,
+    # LiteLLM bills a class that is listed at 0 as free. Here only the owner of a policy can say that (B072, B088).
+    "a class listed at 0": lambda d: d.more > 0 and any(d.entry.get(key) == 0 for key in d.used),
+    # Half the standard price is LiteLLM's guess where no batch price is listed; ours takes the standard price.
+    "no batch price": lambda d: d.tier == "batch" and d.more > 0 and f"{PLAIN[0]}_batches" not in d.entry,
+    # LiteLLM's calculator for Perplexity leaves out the long-context and cache-write rates that its list has.
+    "left out for Perplexity": lambda d: (
+        d.more > 0
+        and provider(d.name) == "perplexity"
+        and bool(d.above or any(d.counts.get(name) for name in ("cache_write_tokens", "cache_write_1h_tokens")))
+    ),
+    # Its calculator for Fireworks leaves out the priority rates.
+    "left out for Fireworks": lambda d: d.more > 0 and d.tier == "priority" and provider(d.name) == "fireworks_ai",
+    # A combination of class, size and service tier that is not listed: LiteLLM takes the rate of one of them alone,
+    # ours keeps their proportion, which is how the providers list it where they do.
+    "not listed in combination": is_unlisted_combination,
+    # Ours never charges an hour's cache write below fresh input, where just a lower 5-minute rate is listed.
+    "an hour's write below input": lambda d: (
+        d.more > 0
+        and bool(d.counts.get("cache_write_1h_tokens"))
+        and d.rate(CLASSES["cache_write_tokens"]) < d.rate(PLAIN[0])
+    ),
+    # A usage does not say which output tokens were an image; ours takes them all as one, the dearer.
+    "image tokens": lambda d: d.more > 0 and "output_cost_per_image_token" in d.entry,
+    # Transcription without a text price: ours takes the audio price for the whole prompt.
+    "audio is the only input": lambda d: (
+        d.more > 0 and PLAIN[0] not in d.entry and "input_cost_per_audio_token" in d.entry
+    ),
+    # LiteLLM finds the entry of the name with the provider in front, or without it, which is another model's.
+    "another entry": lambda d: has_namesake(d.name),
+}
+
+
+def provider(name: str) -> str:
+    return str(source.entries()[name].get("litellm_provider") or "")
+
+
+@cache
+def listed(name: str) -> Price | None:
+    return listed_price(name, source.entries()[name], Decimal(1))
+
+
+def chosen() -> list[str]:
+    """A few models for every combination of cost keys."""
+    groups: dict[Any, list[str]] = defaultdict(list)
+    for name, entry in source.entries().items():
+        if provider(name) in NEEDS_A_LOGIN or listed(name) is None:
+            continue
+        keys = frozenset(key for key in entry if "cost" in key or key.endswith("_pricing"))
+        groups[keys, entry.get("mode")].append(name)
+    return [name for names in groups.values() for name in names[:: max(1, len(names) // EACH)][:EACH]]
+
+
+def asked(names: list[str]) -> list[float | None]:
+    questions = [[name, provider(name) or None, counts] for name in names for counts in shapes()]
+    script = Path(__file__).with_name("litellm_costs.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], input=json.dumps(questions), capture_output=True, text=True, check=True
+    )
+    answers: list[float | None] = json.loads(done.stdout)
+    return answers
+
+
+def test_every_difference_from_litellm_has_a_cause() -> None:
+    names = chosen()
+    answers = iter(asked(names))
+    tally: Counter[str] = Counter()
+    examples: dict[str, list[Difference]] = defaultdict(list)
+    for name in names:
+        price = listed(name)
+        assert price is not None
+        for counts in shapes():
+            theirs = next(answers)
+            ours = price.cost_nusd(Usage(**counts))
+            if theirs is None:
+                tally["no answer"] += 1
+            elif close(ours, theirs * 1e9):
+                tally["equal"] += 1
+            else:
+                difference = Difference(name, counts, ours, theirs * 1e9)
+                cause = next((cause for cause, holds in CAUSES.items() if holds(difference)), "unexplained")
+                tally[cause] += 1
+                examples[cause].append(difference)
+    report = "\n".join(f"{count:7} {cause:28} {examples[cause][:1] or ''}" for cause, count in tally.most_common())
+    print(f"{len(names)} models\n{report}")  # noqa: T201 - the table is what the test is for
+    assert examples["unexplained"] == []
+    assert tally["no answer"] == 0
+    assert tally["equal"] > 0.75 * tally.total()
