@@ -1,0 +1,174 @@
+"""One request to a provider, and the hold that pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Self
+
+import httpx
+import litellm
+
+from llm_budget_hooks.engine import BudgetEngine, Reservation
+from llm_budget_hooks.engine.tickets import Ticket, claim, unclaim
+from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.litellm.later import settle_later
+from llm_budget_hooks.litellm.media import cost_of
+from llm_budget_hooks.litellm.refusal import refused
+from llm_budget_hooks.litellm.usage import served_model, usage_of
+from llm_budget_hooks.models import Call, Usage
+
+_log = logging.getLogger("llm_budget_hooks")
+_NUMBERS: Final = itertools.count()
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+_DEPTH: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended.
+
+    Attributes:
+        release: nothing was or will be billed.
+        failed: the request failed, so that another attempt may follow.
+        usage: what was used, None if that is not known.
+        cost: a known cost in dollars.
+        model: the model that served.
+    """
+
+    release: bool = False
+    failed: bool = False
+    usage: Usage | None = None
+    cost: Decimal | None = None
+    model: str | None = None
+
+
+class Attempt:
+    """A hold, or the ticket of an outer integration that has one, from the request to its end. It ends once.
+
+    Attributes:
+        engine: the engine that holds, and in which it is settled.
+        kind: the sync name of the entry point.
+        call: what was asked.
+        reservation: the hold; None where an outer integration has it.
+        hides_usage: the usage of the stream was not asked for by the caller.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_name", "_open", "call", "engine", "hides_usage", "kind", "reservation")
+
+    def __init__(self, engine: BudgetEngine, kind: str, call: Call) -> None:
+        self.engine = engine
+        self.kind = kind
+        self.call = call
+        self.reservation: Reservation | None = None
+        self.hides_usage = False
+        self._name = f"litellm-{next(_NUMBERS)}"
+        self._lock = threading.Lock()
+        self._open = True
+
+    def covered(self) -> Ticket | None:
+        """The ticket of an outer integration that has reserved this request already."""
+        return claim(self.engine, self._name)
+
+    def begin(self) -> Self:
+        """Take the hold.
+
+        Raises:
+            BudgetRefused: a budget said no; nothing is held.
+        """
+        if self.covered() is None:
+            try:
+                self.reservation = self.engine.reserve(self.call)
+            except BudgetExceeded as refusal:
+                raise refused(refusal) from None
+        return self
+
+    async def abegin(self) -> Self:
+        """Same as `begin`, awaited."""
+        if self.covered() is None:
+            try:
+                self.reservation = await self.engine.areserve(self.call)
+            except BudgetExceeded as refusal:
+                raise refused(refusal) from None
+        return self
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not ended."""
+        return self._open
+
+    def end(self, ending: Ending) -> None:
+        """End the hold; never raises, and does nothing the second time."""
+        if not self._ends(ending) or self.reservation is None:
+            return
+        try:
+            if ending.release:
+                self.engine.release(self.reservation)
+            else:
+                self.engine.settle(self.reservation, usage=ending.usage, cost=ending.cost, model=ending.model)
+        except Exception:
+            _log.exception("A call could not be settled; its hold expires and is charged.")
+
+    async def aend(self, ending: Ending) -> None:
+        """Same as `end`, awaited."""
+        if not self._ends(ending) or self.reservation is None:
+            return
+        try:
+            if ending.release:
+                await self.engine.arelease(self.reservation)
+            else:
+                await self.engine.asettle(
+                    self.reservation, usage=ending.usage, cost=ending.cost, model=ending.model
+                )
+        except Exception:
+            _log.exception("A call could not be settled; its hold expires and is charged.")
+
+    def end_later(self, ending: Ending) -> None:
+        """Same as `end`, from where nothing may be waited for, such as the garbage collector."""
+        settle_later(lambda: self.end(ending))
+
+    def _ends(self, ending: Ending) -> bool:
+        with self._lock:
+            was, self._open = self._open, False
+        if was and ending.failed:
+            unclaim(self.engine, self._name)
+        return was
+
+    def answered(self, response: Any) -> Ending:
+        """How it ended with this answer."""
+        usage = usage_of(response)
+        cost = cost_of(self.kind, self.call.model, response)
+        return Ending(usage=usage, cost=cost, model=served_model(response))
+
+
+def ended_by(error: BaseException) -> Ending:
+    """How an attempt ended that failed: a provider's error bills nothing, a cut or a timeout may have."""
+    return Ending(release=isinstance(error, Exception) and was_not_billed(error), failed=True)
+
+
+def was_not_billed(error: Exception) -> bool:
+    """Whether an error says that the provider has billed nothing: an HTTP 4xx or 5xx but 408, or never sent."""
+    chain = list(_causes(error))
+    if any(isinstance(cause, _NEVER_SENT) for cause in chain):
+        return True
+    if isinstance(error, (asyncio.TimeoutError, litellm.Timeout, litellm.APIConnectionError)):
+        return False
+    status = getattr(error, "status_code", None)
+    return isinstance(status, int) and 400 <= status < 600 and status != 408 and not _cut(chain)
+
+
+def _cut(chain: list[BaseException]) -> bool:
+    return any(isinstance(cause, (httpx.TransportError, ConnectionError, TimeoutError)) for cause in chain)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found and len(found) < _DEPTH:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found

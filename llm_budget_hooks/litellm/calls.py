@@ -1,0 +1,150 @@
+"""From the arguments of a LiteLLM entry point to a `Call`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import litellm
+
+from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.errors import PriceUnknown
+from llm_budget_hooks.litellm.media import amount_of
+from llm_budget_hooks.litellm.tokens import input_bound
+from llm_budget_hooks.models import Call
+
+_KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
+_BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_NO_OUTPUT: Final = frozenset({"embedding", "rerank", "moderation"})
+
+
+@dataclass(slots=True)
+class ProxyIdentity:
+    """Who asks, as a proxy has authenticated it; it goes before all that the request says.
+
+    Attributes:
+        tenant, user: who pays.
+        utterance: names the HTTP request.
+        feature, step: as the client says; they choose no payer.
+    """
+
+    tenant: str
+    user: str
+    utterance: str
+    feature: str | None = None
+    step: str | None = None
+
+
+PROXY_IDENTITY: ContextVar[ProxyIdentity | None] = ContextVar("llm_budget_hooks_proxy_identity", default=None)
+
+
+def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
+    """The call that a request makes.
+
+    Args:
+        engine: whose price book knows the model's names.
+        entry: the entry point's name, such as ``acompletion``.
+        asked: its arguments by name.
+
+    Raises:
+        ConfigurationError: the identity in the metadata is no text.
+    """
+    model = priced_name(engine, asked)
+    kind = entry.removeprefix("a") if entry not in ("anthropic_messages", "agenerate_content") else entry
+    tier = asked.get("service_tier")
+    return Call(
+        model=model,
+        input_tokens=input_bound(model, asked),
+        max_output_tokens=0 if kind in _NO_OUTPUT else _output_bound(asked),
+        amount=amount_of(kind, model, asked),
+        service_tier=tier if isinstance(tier, str) and tier not in ("auto", "default") else None,
+        writes_cache=writes_cache(asked),
+        **identity_of(asked),
+    )
+
+
+def identity_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Whose request it is: what a proxy authenticated, else the request's own metadata, else ``user=``."""
+    proxied = PROXY_IDENTITY.get()
+    if proxied is not None:
+        return {name: getattr(proxied, name) for name in _KEYS}
+    stated: dict[str, Any] = {}
+    for place in ("litellm_metadata", "metadata"):
+        metadata = asked.get(place)
+        if isinstance(metadata, Mapping):
+            stated.update((name, metadata[name]) for name in _KEYS if metadata.get(name) is not None)
+    if stated.get("user") is None and isinstance(asked.get("user"), str):
+        stated["user"] = asked["user"]
+    if stated.get("utterance") is None:
+        stated["utterance"] = _routed(asked)
+    return stated
+
+
+def _routed(asked: Mapping[str, Any]) -> str | None:
+    """One id for all attempts that the Router makes for one request."""
+    metadata = asked.get("metadata") or asked.get("litellm_metadata")
+    trace = asked.get("litellm_trace_id")
+    routed = isinstance(metadata, Mapping) and "model_group" in metadata
+    return f"litellm-{trace}" if routed and isinstance(trace, str) else None
+
+
+def priced_name(engine: BudgetEngine, asked: Mapping[str, Any]) -> str:
+    """The model's name as the price book knows it: as asked for, with its provider, else the deployment's base."""
+    model = str(asked.get("model") or "")
+    provider = asked.get("custom_llm_provider")
+    named = f"{provider}/{model}" if isinstance(provider, str) and not model.startswith(f"{provider}/") else model
+    base = asked.get("base_model") or _mapping(asked.get("model_info")).get("base_model")
+    if not isinstance(base, str) or _is_priced(engine, named):
+        return named or "unknown"
+    return base if _is_priced(engine, base) else named
+
+
+def _is_priced(engine: BudgetEngine, model: str) -> bool:
+    try:
+        engine.prices.price(model)
+    except PriceUnknown:
+        return False
+    return True
+
+
+def _output_bound(asked: Mapping[str, Any]) -> int | None:
+    given = [bound for name in _BOUNDS if type(bound := asked.get(name)) is int and bound >= 0]
+    if not given:
+        return None
+    choices = asked.get("best_of") or asked.get("n") or 1
+    prompts = asked.get("prompt")
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return max(given) * (choices if type(choices) is int and choices > 0 else 1) * several
+
+
+def writes_cache(asked: Mapping[str, Any]) -> bool:
+    """Whether a request marks a part of its prompt to be cached."""
+    if asked.get("cache_control_injection_points") or asked.get("cache_control"):
+        return True
+    places = [asked.get("messages"), asked.get("system"), asked.get("tools")]
+    return any(_marks(item) for place in places if isinstance(place, list) for item in place)
+
+
+def _marks(item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return False
+    parts = item.get("content")
+    inner = isinstance(parts, list) and any(isinstance(part, Mapping) and "cache_control" in part for part in parts)
+    return inner or "cache_control" in item or "cache_control" in _mapping(item.get("function"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+@lru_cache(maxsize=1024)
+def streams_usage(model: str, provider: str | None) -> bool:
+    """Whether the usage of a stream can be asked for."""
+    try:
+        known = litellm.get_supported_openai_params(model=model, custom_llm_provider=provider)
+    except Exception:  # noqa: BLE001 - LiteLLM raises what it likes for names it does not know; then it is not asked for
+        return False
+    return "stream_options" in (known or ())

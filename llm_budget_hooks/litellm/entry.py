@@ -1,0 +1,261 @@
+"""The one place where LiteLLM is entered: inside its ``client`` decorator, around the function that calls the provider.
+
+No callback of LiteLLM can stop a sync call, and an exception from one is retried past all hooks. But each entry
+point is the decorator around a function that it keeps in a closure, and this function alone makes one attempt:
+after LiteLLM's cache, once for each retry, in the caller's task or thread, whichever way the entry point was
+imported. `install` puts a function around it that holds, calls and settles. It does nothing for as long as no
+BudgetCallback is in ``litellm.callbacks``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import wraps
+from types import CellType, FunctionType
+from typing import Any, Final
+
+import litellm
+import litellm.utils
+
+from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.litellm.attempts import Attempt, ended_by
+from llm_budget_hooks.litellm.calls import call_of, streams_usage
+from llm_budget_hooks.litellm.refusal import TwoEngines
+from llm_budget_hooks.litellm.streams import is_stream, metered
+
+_SYNC: Final = (
+    "completion", "text_completion", "embedding", "responses", "image_generation", "image_edit", "speech",
+    "transcription", "rerank",
+)  # fmt: skip
+_ASYNC: Final = (*(f"a{name}" for name in _SYNC), "anthropic_messages", "agenerate_content")
+_REQUIRED: Final = frozenset((*_SYNC, *_ASYNC))
+ENTRIES: Final = _REQUIRED | {
+    "generate_content", "generate_content_stream", "agenerate_content_stream", "acompact_responses",
+    "compact_responses", "image_variation", "aimage_variation", "amoderation",
+}  # fmt: skip
+_KEPT: Final = "original_function"
+_MARK: Final = "_llm_budget_attempt"
+_CHATS: Final = frozenset({"completion", "acompletion"})
+_STREAMED: Final = frozenset({*_CHATS, "text_completion", "atext_completion"})
+
+EXPLICIT: ContextVar[BudgetEngine | None] = ContextVar("llm_budget_hooks_explicit_engine", default=None)
+_installing = threading.Lock()
+_installed = False
+
+
+def install() -> None:
+    """Put the hold around all entry points, those that are imported later included. Harmless when done before.
+
+    Raises:
+        ConfigurationError: this LiteLLM keeps its functions elsewhere, so calls could not be stopped.
+    """
+    global _installed  # noqa: PLW0603 - once per process
+    with _installing:
+        if _installed:
+            return
+        for function in list(_decorated()):
+            _surround(function)
+        decorator = litellm.utils.client
+        litellm.utils.client = litellm.client = _surrounding(decorator)  # type: ignore[attr-defined]  # re-exported there
+        _installed = True
+    self_test()
+
+
+def self_test() -> None:
+    """See that every entry point leads through here.
+
+    Raises:
+        ConfigurationError: naming those that do not.
+    """
+    missing = sorted(name for name in _REQUIRED if not _is_surrounded(getattr(litellm, name, None)))
+    if missing:
+        raise ConfigurationError(
+            f"LiteLLM {_version()} has moved what BudgetCallback stands around, so these calls could not be stopped: "
+            f"{', '.join(missing)}. Use a LiteLLM that this version of llm_budget_hooks supports."
+        )
+
+
+def engine_in_charge() -> BudgetEngine | None:
+    """The engine whose BudgetCallback is registered now; None if there is none.
+
+    Raises:
+        TwoEngines: callbacks of several engines are registered.
+    """
+    explicit = EXPLICIT.get()
+    if explicit is not None:
+        return explicit
+    found: BudgetEngine | None = None
+    for callback in litellm.callbacks:
+        engine = getattr(callback, "budget_engine", None)
+        if engine is None or engine is found:
+            continue
+        if found is not None:
+            raise TwoEngines(
+                "litellm.callbacks holds BudgetCallbacks of two engines, so a call would have two payers. "
+                "Keep one: litellm.callbacks = [BudgetCallback(engine)]. Tenants and budgets go into one policy."
+            )
+        found = engine
+    return found
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("litellm")
+
+
+def _decorated() -> Iterator[FunctionType]:
+    """The entry points of all modules of LiteLLM that are imported, without what is wrapped around them."""
+    for name in _REQUIRED:
+        getattr(litellm, name, None)
+    seen: set[int] = set()
+    for name, module in list(sys.modules.items()):
+        if module is not None and (name == "litellm" or name.startswith("litellm.")):
+            for value in list(vars(module).values()):
+                function = _decorator_of(value) if isinstance(value, FunctionType) else None
+                if function is not None and id(function) not in seen:
+                    seen.add(id(function))
+                    yield function
+
+
+def _decorator_of(function: Any) -> FunctionType | None:
+    """The function that ``client`` made, at or below this one."""
+    while isinstance(function, FunctionType):
+        if _KEPT in function.__code__.co_freevars:
+            return function
+        function = getattr(function, "__wrapped__", None)
+    return None
+
+
+def _cell(function: FunctionType) -> CellType:
+    return (function.__closure__ or ())[function.__code__.co_freevars.index(_KEPT)]
+
+
+def _surround(function: FunctionType) -> None:
+    cell = _cell(function)
+    original = cell.cell_contents
+    if getattr(original, "__name__", "") in ENTRIES and not hasattr(original, _MARK):
+        cell.cell_contents = around(original)
+
+
+def _is_surrounded(function: Any) -> bool:
+    made = _decorator_of(function)
+    return made is not None and hasattr(_cell(made).cell_contents, _MARK)
+
+
+def _surrounding(decorator: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(decorator)
+    def client(original_function: Any) -> Any:
+        function = decorator(original_function)
+        made = _decorator_of(function)
+        if made is not None:
+            _surround(made)
+        return function
+
+    return client
+
+
+def around(original: Callable[..., Any], *, whole: bool = False) -> Callable[..., Any]:
+    """A function that holds, calls this one, and settles.
+
+    Args:
+        original: makes the request.
+        whole: one hold for all that it does, its fallbacks included.
+    """
+    made = (_around_async if inspect.iscoroutinefunction(original) else _around_sync)(original, whole)
+    setattr(made, _MARK, True)
+    return made
+
+
+def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+    entry, names = original.__name__, _names(original)
+
+    @wraps(original)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        attempt = _attempt(entry, names, args, kwargs, whole)
+        if attempt is None:
+            return original(*args, **kwargs)
+        attempt.begin()
+        try:
+            result = original(*args, **_asking_for_usage(attempt, entry, kwargs))
+        except BaseException as error:
+            attempt.end(ended_by(error))
+            raise
+        if inspect.isawaitable(result):
+            return _awaited(attempt, result)
+        if is_stream(result):
+            return metered(result, attempt)
+        attempt.end(attempt.answered(result))
+        return result
+
+    return entered
+
+
+def _around_async(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+    entry, names = original.__name__, _names(original)
+
+    @wraps(original)
+    async def entered(*args: Any, **kwargs: Any) -> Any:
+        attempt = _attempt(entry, names, args, kwargs, whole)
+        if attempt is None:
+            return await original(*args, **kwargs)
+        await attempt.abegin()
+        return await _awaited(attempt, original(*args, **_asking_for_usage(attempt, entry, kwargs)))
+
+    return entered
+
+
+async def _awaited(attempt: Attempt, answer: Awaitable[Any]) -> Any:
+    try:
+        result = await answer
+    except GeneratorExit as error:
+        attempt.end_later(ended_by(error))
+        raise
+    except BaseException as error:
+        await attempt.aend(ended_by(error))
+        raise
+    if is_stream(result):
+        return metered(result, attempt)
+    await attempt.aend(attempt.answered(result))
+    return result
+
+
+def _names(original: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(original).parameters)
+
+
+def _attempt(
+    entry: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: bool
+) -> Attempt | None:
+    """The attempt that begins here; None without a callback, and inside a call that is held already.
+
+    A call with ``fallbacks`` is made of attempts that come through here one by one.
+    """
+    engine = engine_in_charge()
+    logged = kwargs.get("litellm_logging_obj")
+    held = getattr(logged, _MARK, None)
+    if engine is None or (held is not None and held.open):
+        return None
+    if entry in _CHATS and kwargs.get("fallbacks") and not whole:
+        return None
+    asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+    attempt = Attempt(engine, entry.removeprefix("a") if entry in _ASYNC else entry, call_of(engine, entry, asked))
+    if logged is not None:
+        setattr(logged, _MARK, attempt)
+    return attempt
+
+
+def _asking_for_usage(attempt: Attempt, entry: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with the usage asked for where a stream can give it and the caller has not."""
+    options = kwargs.get("stream_options") or {}
+    if kwargs.get("stream") is not True or entry not in _STREAMED or options.get("include_usage") is not None:
+        return kwargs
+    if not streams_usage(str(kwargs.get("model")), kwargs.get("custom_llm_provider")):
+        return kwargs
+    attempt.hides_usage = True
+    return {**kwargs, "stream_options": {**options, "include_usage": True}}
