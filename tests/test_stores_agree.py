@@ -72,7 +72,9 @@ steps = st.one_of(
         st.just("reserve"), st.integers(0, 6), st.sampled_from(range(len(SHAPES))), tenants, users, amounts,
         st.sampled_from(["", "x", "y"]), st.sampled_from(["c", "d"]), st.sampled_from([*Mode, Mode.HOLD, Mode.HOLD]),
     ),
-    st.tuples(st.just("finish"), st.integers(0, 6), st.sampled_from([*Ending]), amounts, st.booleans(), st.booleans(), st.booleans()),
+    st.tuples(
+        st.just("finish"), st.integers(0, 6), st.sampled_from([*Ending]), amounts, *[st.booleans()] * 3
+    ),
     st.tuples(st.just("wait"), st.sampled_from([1, 99, 100, 101, 700, 2_000, 4_000, 6_000, 9_500])),
     st.tuples(st.just("orphans")),
 )  # fmt: skip
@@ -125,7 +127,7 @@ def balances(now: int) -> list[Read]:
                     T0,
                     T0 + DAY,
                     now,
-                )  # fmt: skip
+                )
             )
     return reads
 

@@ -491,12 +491,22 @@ class BudgetEngine:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
         plan, answer = yield from self._planned(call, Mode.HOLD)
-        if answer.verdict not in (Verdict.ADMITTED, Verdict.DUPLICATE):
+        if answer.verdict == Verdict.DUPLICATE:
+            yield from self._as_held(plan, answer)
+        elif answer.verdict != Verdict.ADMITTED:
             raise self._refused(call, plan, answer)
         reservation = Reservation(call, plan, answer)
         if scope is not None:
             scope.begin(reservation.id, plan.estimate_nusd)
         return reservation
+
+    def _as_held(self, plan: Plan, answer: Reserved) -> Steps[None]:
+        """Fill a plan and its answer with what the same attempt holds already, maybe under another policy."""
+        found: OrphanList = yield Orphans(self._planner.terms, id=plan.command.id, now_ms=plan.command.now_ms)
+        for _, hold in found.holds:
+            answer.held, answer.starts = hold.held, hold.starts
+            if plan.command.keys != hold.keys:
+                plan.command.shape, plan.command.keys, plan.command.scopes = hold.shape, hold.keys, hold.scopes
 
     def _refused(self, call: Call, plan: Plan, answer: Reserved) -> Exception:
         if answer.verdict == Verdict.CONFLICT:

@@ -173,7 +173,7 @@ class Verdict(IntEnum):
     ADMITTED = 0
     REFUSED = 1
     DUPLICATE = 2
-    """The same attempt is open; the answer is that hold."""
+    """The same attempt is open; ask for the hold, which another policy may have taken."""
     CONFLICT = 3
     """The id was used with other content."""
     ENDED = 4

@@ -133,7 +133,7 @@ def _again(command: Reserve, hold: Hold, now: int) -> Reserved:
         return Reserved(Verdict.CONFLICT, now)
     if hold.state != _OPEN:
         return Reserved(Verdict.ENDED, now, state=hold.state)
-    return Reserved(Verdict.DUPLICATE, now, hold.created_ms, hold.deadline_ms, hold.held, hold.starts)
+    return Reserved(Verdict.DUPLICATE, now, hold.created_ms, hold.deadline_ms)
 
 
 def _utterance(cells: Cells, command: Reserve, now: int) -> tuple[list[Any] | None, bool]:

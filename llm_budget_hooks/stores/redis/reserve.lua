@@ -9,7 +9,8 @@
 -- ARGV[4]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance
 --
 -- Returns a packed verdict byte and the time, then the id at the very end:
---   0 admitted and 2 duplicate: created, deadline, then per rule what is held, then per rule its window's start
+--   0 admitted: created, deadline, then per rule what is held, then per rule its window's start
+--   2 duplicate: created, deadline
 --   1 refused: per rule that said no: its place from 0, spent, reserved, requested, busy, resets, retry
 --   3 conflict   4 ended: its state   5 clock: the time is outside from..until
 
@@ -31,13 +32,11 @@ local wanted = {root .. 'h:' .. id, root .. 'u:' .. utterance}
 for i = 1, n do wanted[2 + i] = root .. 'a:' .. key_of(i) end
 local found = call('MGET', unpack(wanted))
 
-local numbers = '<' .. string.rep('d', n)
 local known = known_hold(found[1], now)
 if known then
   if known.content ~= '' and known.content ~= names[1] then return pack('<Bd', 3, now) .. id end
   if known.state ~= OPEN then return pack('<BdB', 4, now, known.state) .. id end
-  local held = n > 0 and pack(numbers, unpack(known.held, 1, n)) .. pack(numbers, unpack(known.starts, 1, n)) or ''
-  return pack('<Bddd', 2, now, known.created, known.deadline) .. held .. id
+  return pack('<Bddd', 2, now, known.created, known.deadline) .. id
 end
 if now < from or now >= until_ then return pack('<Bd', 5, now) .. id end
 
@@ -55,8 +54,8 @@ if utterance ~= '' then
 end
 
 local rules = {unpack_('<' .. string.rep(RULE, n), shape)}
-local amounts = {unpack_(numbers, ARGV[3])}
-local accounts, starts, failures = {}, {}, {}
+local amounts = {unpack_('<' .. string.rep('d', n), ARGV[3])}
+local accounts, starts, failures, live = {}, {}, {}, {}
 
 -- The earliest deadline of a hold in an account, looked for among the first of its scope.
 local function earliest(scope, key)
@@ -98,7 +97,8 @@ for i = 1, n do
   end
   if kind == ROLLING then
     accounts[i] = read_log(raw)
-    spent, held = rolled(key_of(i), accounts[i], rules[r + 6], now), accounts[i][1]
+    spent, live[i] = rolled(key_of(i), accounts[i], rules[r + 6], now)
+    held = accounts[i][1]
   else
     if raw then spent, held, start = unpack_('<ddd', raw) end
     if kind == ANSWER then
@@ -124,7 +124,7 @@ for i = 1, n do
   if key_of(i) ~= '' and (amounts[i] > 0 or kind == FIXED or kind == ANSWER) then
     local kept = mode >= 2 or meter == CALLS or meter == UTTERANCES
     if kind == ROLLING and kept then
-      log_amount(key_of(i), account, rules[r + 6], now, amounts[i], T, now)
+      log_amount(key_of(i), account, rules[r + 6], now, amounts[i], T, now, live[i])
     else
       local at = (kept and kind ~= ROLLING or not kept and kind == ROLLING) and 1 or 2
       account[at] = min(account[at] + amounts[i], MAX_AMOUNT)
@@ -145,14 +145,14 @@ end
 
 local h = {
   state = OPEN, created = now, deadline = now + T.timeout, timeout = T.timeout, cost = -1, tokens = -1, until_ = 0,
-  n = n, m = m, shape = shape, held = amounts, starts = starts, names = names,
+  n = n, m = m, shape = shape, names = names,
 }
+local numbers = doubles(amounts, n) .. doubles(starts, n)
 if mode >= 2 then
   h.state, h.until_, h.n, h.m, h.shape, h.names = SETTLED, now + T.remember, 0, 0, '', {names[1], ''}
   write_hold(id, h, T.remember)
 else
   enter(id, h)
-  write_hold(id, h, T.timeout + UNSWEPT)
+  write_hold(id, h, T.timeout + UNSWEPT, numbers, string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - 2))
 end
-local held = n > 0 and pack(numbers, unpack(amounts, 1, n)) .. pack(numbers, unpack(starts, 1, n)) or ''
-return pack('<Bddd', 0, now, now, now + T.timeout) .. held .. id
+return pack('<Bddd', 0, now, now, now + T.timeout) .. numbers .. id

@@ -24,6 +24,7 @@ local SWEEP_LIMIT = 64
 local GAUGE_TTL = 172800000
 local UNSWEPT = 3024000000 -- 35 days: an open hold outlives every window it can be charged in
 local RULE = 'BBBddd'
+local empty = true -- whether the global index of open holds may have been empty
 
 -- The store's time in ms, unless the caller's clock rules.
 local function time_of(given)
@@ -73,13 +74,15 @@ local function rolled(key, log, length, now)
   return log[2] - total, log[3] - count
 end
 
--- Book an amount at its reserve instant, unless that has left the window, and save the account.
-local function log_amount(key, log, length, at_ms, amount, T, now)
-  local _, live = rolled(key, log, length, now)
-  local ttl = length + width_of(length) + T.timeout
+-- Book an amount at its reserve instant, unless that has left the window, and save the account; live is how many
+-- single entries live, where that is known.
+local function log_amount(key, log, length, at_ms, amount, T, now, live)
+  local width = width_of(length)
+  local ttl = length + width + T.timeout
+  live = live or select(2, rolled(key, log, length, now))
   if amount ~= 0 and at_ms > now - length then
     local single = live < T.exact and 1 or 0
-    local number, slots = floor(at_ms / width_of(length)), log[4]
+    local number, slots = floor(at_ms / width), log[4]
     local at = #slots - 23
     while at >= 1 and unpack_('<d', slots, at) > number do at = at - 24 end
     if at >= 1 and unpack_('<d', slots, at) == number then
@@ -91,8 +94,7 @@ local function log_amount(key, log, length, at_ms, amount, T, now)
     log[2], log[3], log[4] = log[2] + amount, log[3] + single, slots
     if single == 1 then
       local name = slot_key(key, number)
-      call('APPEND', name, pack('<dd', at_ms, amount))
-      call('PEXPIRE', name, ttl)
+      if call('APPEND', name, pack('<dd', at_ms, amount)) == 16 then call('PEXPIRE', name, ttl + width) end
     end
   end
   call('SET', root .. 'a:' .. key, pack('<ddd', log[1], log[2], log[3]) .. log[4], 'PX', ttl)
@@ -148,18 +150,22 @@ end
 
 local function strings(list, count) return table.concat(list, '\0', 1, count) .. '\0' end
 
-local function write_hold(id, h, ttl)
-  local numbers = '<' .. string.rep('d', h.n)
-  local raw = pack('<BddddddBB', h.state, h.created, h.deadline, h.timeout, h.cost, h.tokens, h.until_, h.n, h.m) .. h.shape
-  if h.n > 0 then raw = raw .. pack(numbers, unpack(h.held, 1, h.n)) .. pack(numbers, unpack(h.starts, 1, h.n)) end
-  call('SET', root .. 'h:' .. id, raw .. strings(h.names, 2 + h.m + h.n), 'PX', ttl)
+local function doubles(list, count) return count > 0 and pack('<' .. string.rep('d', count), unpack(list, 1, count)) or '' end
+
+-- Store a hold; its numbers (held, starts) and texts are given where they are packed already.
+local function write_hold(id, h, ttl, numbers, texts)
+  local raw = pack('<BddddddBB', h.state, h.created, h.deadline, h.timeout, h.cost, h.tokens, h.until_, h.n, h.m)
+  numbers = numbers or (h.n > 0 and doubles(h.held, h.n) .. doubles(h.starts, h.n) or '')
+  call('SET', root .. 'h:' .. id, raw .. h.shape .. numbers .. (texts or strings(h.names, 2 + h.m + h.n)), 'PX', ttl)
 end
 
+-- The time to live of the global index is renewed now and then, that of the narrow ones always.
 local function enter(id, h)
   for s = 3, 2 + h.m do
-    local name = root .. 'o:' .. h.names[s]
+    local scope = h.names[s]
+    local name = root .. 'o:' .. scope
     call('ZADD', name, h.deadline, id)
-    call('PEXPIRE', name, h.timeout + UNSWEPT)
+    if scope ~= '' or empty or h.created % 64 < 2 then call('PEXPIRE', name, h.timeout + UNSWEPT) end
   end
 end
 
@@ -216,7 +222,10 @@ end
 
 -- End due holds, at most SWEEP_LIMIT, in the order of the given scopes, the last of which is the global one.
 local function sweep(scopes, T, now)
-  if #call('ZRANGEBYSCORE', root .. 'o:', '-inf', now, 'LIMIT', 0, 1) == 0 then return end
+  local oldest = call('ZRANGE', root .. 'o:', 0, 0, 'WITHSCORES')
+  empty = #oldest == 0
+  if empty or tonumber(oldest[2]) > now then return end
+  empty = true
   local room = SWEEP_LIMIT
   if #scopes == 0 then scopes = {''} end
   for _, scope in ipairs(scopes) do
