@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,24 @@ def redis_server(request: pytest.FixtureRequest, redis_servers: StartedServers) 
     server = redis_servers[request.param]
     server.flush()
     return server
+
+
+def _url(name: str, folder: Path, servers: StartedServers) -> str:
+    if name == "memory":
+        return "memory://"
+    if name == "sqlite":
+        return f"sqlite:///{folder / 'budget.db'}"
+    servers[name].flush()
+    return servers[name].url
+
+
+@pytest.fixture(params=["memory", "sqlite", *REDIS_NAMES])
+def engine_url(request: pytest.FixtureRequest, tmp_path: Path, redis_servers: StartedServers) -> str:
+    """The URL of an empty store of each kind, for `BudgetEngine.open`."""
+    return _url(request.param, tmp_path, redis_servers)
+
+
+@pytest.fixture(params=["sqlite", *REDIS_NAMES])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path, redis_servers: StartedServers) -> str:
+    """Same as `engine_url`, only the stores that other processes can see."""
+    return _url(request.param, tmp_path, redis_servers)
