@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, Final, Self
 
 import httpx
-import litellm
+from litellm.exceptions import APIConnectionError, Timeout
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import Ticket, claim, unclaim
@@ -85,6 +85,8 @@ class Attempt:
                 self.reservation = self.engine.reserve(self.call)
             except BudgetExceeded as refusal:
                 raise refused(refusal) from None
+            finally:
+                self._open = self.reservation is not None
         return self
 
     async def abegin(self) -> Self:
@@ -94,6 +96,8 @@ class Attempt:
                 self.reservation = await self.engine.areserve(self.call)
             except BudgetExceeded as refusal:
                 raise refused(refusal) from None
+            finally:
+                self._open = self.reservation is not None
         return self
 
     @property
@@ -110,7 +114,7 @@ class Attempt:
                 self.engine.release(self.reservation)
             else:
                 self.engine.settle(self.reservation, usage=ending.usage, cost=ending.cost, model=ending.model)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the answer is here already, and the caller must get it
             _log.exception("A call could not be settled; its hold expires and is charged.")
 
     async def aend(self, ending: Ending) -> None:
@@ -121,10 +125,8 @@ class Attempt:
             if ending.release:
                 await self.engine.arelease(self.reservation)
             else:
-                await self.engine.asettle(
-                    self.reservation, usage=ending.usage, cost=ending.cost, model=ending.model
-                )
-        except Exception:
+                await self.engine.asettle(self.reservation, usage=ending.usage, cost=ending.cost, model=ending.model)
+        except Exception:  # noqa: BLE001 - the answer is here already, and the caller must get it
             _log.exception("A call could not be settled; its hold expires and is charged.")
 
     def end_later(self, ending: Ending) -> None:
@@ -155,7 +157,7 @@ def was_not_billed(error: Exception) -> bool:
     chain = list(_causes(error))
     if any(isinstance(cause, _NEVER_SENT) for cause in chain):
         return True
-    if isinstance(error, (asyncio.TimeoutError, litellm.Timeout, litellm.APIConnectionError)):
+    if isinstance(error, (asyncio.TimeoutError, Timeout, APIConnectionError)):
         return False
     status = getattr(error, "status_code", None)
     return isinstance(status, int) and 400 <= status < 600 and status != 408 and not _cut(chain)

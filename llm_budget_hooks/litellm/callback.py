@@ -55,7 +55,13 @@ class BudgetCallback(CustomLogger):
             if isinstance(found, list):
                 found[:] = [callback for callback in found if callback is not self]
 
-    def log_success_event(self, kwargs: Mapping[str, Any], response_obj: Any, start_time: Any, end_time: Any) -> None:
+    def log_success_event(
+        self,
+        kwargs: Mapping[str, Any],
+        response_obj: Any,  # noqa: ARG002 - passed by keyword
+        start_time: Any,  # noqa: ARG002 - passed by keyword
+        end_time: Any,  # noqa: ARG002 - passed by keyword
+    ) -> None:
         """Record an answer from LiteLLM's cache, which costs nothing."""
         if not self._is_hit(kwargs):
             return
@@ -65,7 +71,11 @@ class BudgetCallback(CustomLogger):
             _log.warning("An answer from the cache was not recorded: %s", type(error).__name__)
 
     async def async_log_success_event(
-        self, kwargs: Mapping[str, Any], response_obj: Any, start_time: Any, end_time: Any
+        self,
+        kwargs: Mapping[str, Any],
+        response_obj: Any,  # noqa: ARG002 - passed by keyword
+        start_time: Any,  # noqa: ARG002 - passed by keyword
+        end_time: Any,  # noqa: ARG002 - passed by keyword
     ) -> None:
         """Same as `log_success_event`, awaited."""
         if not self._is_hit(kwargs):

@@ -26,6 +26,7 @@ from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.litellm.attempts import Attempt, ended_by
 from llm_budget_hooks.litellm.calls import call_of, streams_usage
 from llm_budget_hooks.litellm.refusal import TwoEngines
+from llm_budget_hooks.litellm.refused_before import refuse_again, remembered, unchanged
 from llm_budget_hooks.litellm.streams import is_stream, metered
 
 _SYNC: Final = (
@@ -54,7 +55,7 @@ def install() -> None:
     Raises:
         ConfigurationError: this LiteLLM keeps its functions elsewhere, so calls could not be stopped.
     """
-    global _installed  # noqa: PLW0603 - once per process
+    global _installed
     with _installing:
         if _installed:
             return
@@ -179,8 +180,10 @@ def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any
     def entered(*args: Any, **kwargs: Any) -> Any:
         attempt = _attempt(entry, names, args, kwargs, whole)
         if attempt is None:
-            return original(*args, **kwargs)
-        attempt.begin()
+            with unchanged(kwargs):
+                return original(*args, **kwargs)
+        with remembered(kwargs):
+            attempt.begin()
         try:
             result = original(*args, **_asking_for_usage(attempt, entry, kwargs))
         except BaseException as error:
@@ -203,8 +206,10 @@ def _around_async(original: Callable[..., Any], whole: bool) -> Callable[..., An
     async def entered(*args: Any, **kwargs: Any) -> Any:
         attempt = _attempt(entry, names, args, kwargs, whole)
         if attempt is None:
-            return await original(*args, **kwargs)
-        await attempt.abegin()
+            with unchanged(kwargs):
+                return await original(*args, **kwargs)
+        with remembered(kwargs):
+            await attempt.abegin()
         return await _awaited(attempt, original(*args, **_asking_for_usage(attempt, entry, kwargs)))
 
     return entered
@@ -244,6 +249,7 @@ def _attempt(
     if entry in _CHATS and kwargs.get("fallbacks") and not whole:
         return None
     asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+    refuse_again(engine, asked)
     attempt = Attempt(engine, entry.removeprefix("a") if entry in _ASYNC else entry, call_of(engine, entry, asked))
     if logged is not None:
         setattr(logged, _MARK, attempt)

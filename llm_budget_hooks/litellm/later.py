@@ -75,7 +75,7 @@ class _Later:
     def _do(self, job: Callable[[], object], done: threading.Event) -> None:
         try:
             job()
-        except Exception:
+        except Exception:  # noqa: BLE001 - the thread goes on for the others
             _log.exception("A call that nobody waited for could not be settled; its hold expires and is charged.")
         finally:
             done.set()

@@ -26,7 +26,7 @@ def amount_of(kind: str, model: str, asked: Mapping[str, Any]) -> Decimal | None
     if kind not in _MEDIA:
         return None
     try:
-        listed: Mapping[str, Any] = litellm.get_model_info(model)  # type: ignore[assignment]  # a TypedDict
+        listed: Mapping[str, Any] = litellm.get_model_info(model)
     except Exception as error:  # noqa: BLE001 - LiteLLM raises a plain Exception for a model it does not know
         _log.debug("No price per unit is listed: %s", type(error).__name__)
         return None
@@ -38,7 +38,7 @@ def cost_of(kind: str, model: str, response: Any) -> Decimal | None:
     if kind not in _MEDIA:
         return None
     try:
-        cost = litellm.completion_cost(completion_response=response, model=model, call_type=kind)  # type: ignore[arg-type]  # any of its names
+        cost = litellm.completion_cost(completion_response=response, model=model, call_type=kind)
     except Exception as error:  # noqa: BLE001 - LiteLLM raises what it likes for what it cannot price
         _log.debug("LiteLLM has no cost for a call of kind %s: %s", kind, type(error).__name__)
         return None

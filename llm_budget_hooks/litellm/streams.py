@@ -9,8 +9,7 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 from llm_budget_hooks.errors import BudgetError
@@ -25,6 +24,7 @@ _DELTAS: Final = ("content", "reasoning_content", "refusal", "text", "partial_js
 _COUNTS: Final = tuple(name for name in Usage.__slots__ if name.endswith("_tokens") or name == "searches")
 _RENEW_SHARE: Final = 0.3
 _OPEN: weakref.WeakSet[Meter] = weakref.WeakSet()
+_CLASSES: dict[type, type] = {}
 
 
 class Meter:
@@ -184,7 +184,7 @@ class _Pieces:
         self._source = source
 
     def __iter__(self) -> Iterator[Any]:
-        return self  # type: ignore[return-value]  # the mixin's parent has __next__
+        return self
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -225,11 +225,14 @@ def metered(stream: Any, attempt: Attempt) -> Any:
     return made
 
 
-@lru_cache(maxsize=64)
 def _metered_class(kind: type) -> type:
     if issubclass(kind, _Metered):
         return kind
-    return type(kind.__name__, (_Metered, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    made = _CLASSES.get(kind)
+    if made is None:
+        made = type(kind.__name__, (_Metered, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+        _CLASSES[kind] = made
+    return made
 
 
 def _larger(one: Usage, other: Usage) -> Usage:

@@ -110,5 +110,5 @@ def _of_model(value: Any) -> Iterator[str | int | None]:
 
 @lru_cache(maxsize=4)
 def _encoding(name: str) -> tiktoken.Encoding:
-    bundled: tiktoken.Encoding = litellm.encoding  # reading it also points tiktoken to the files that LiteLLM brings
+    bundled: tiktoken.Encoding = litellm.encoding  # type: ignore[attr-defined]  # lazy; reading it also points tiktoken to the files that LiteLLM brings
     return bundled if name == "cl100k_base" else tiktoken.get_encoding(name)
