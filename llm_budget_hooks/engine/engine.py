@@ -78,6 +78,7 @@ _STATUS: dict[int, SettlementStatus] = {
     Ended.ALREADY_RELEASED: "already_released",
     Ended.UNKNOWN: "unknown",
 }
+_UNCHANGED = (Ended.ALREADY_SETTLED, Ended.ALREADY_RELEASED, Ended.UNKNOWN)
 _STATE = {State.EXPIRED: "expired", State.RELEASED: "released", State.CHARGED: "settled", State.SETTLED: "settled"}
 
 
@@ -596,19 +597,14 @@ class BudgetEngine:
         final: bool,
     ) -> Settlement:
         id = reservation.id if isinstance(reservation, Reservation) else reservation
-        shown = None if estimate is None else to_decimal(estimate)
         if answer is None:
-            return Settlement(id, "unknown", None, shown, exact=False, pending=True)
+            return Settlement(id, "unknown", None, estimate, exact=False, pending=True)
         status = _STATUS[answer.ended]
-        if status in ("already_settled", "already_released", "unknown"):
-            return Settlement(id, status, None, shown, differs=answer.differs)
+        if answer.ended in _UNCHANGED:
+            return Settlement(id, status, None, estimate, differs=answer.differs)
         booked = cost if final and cost is not None else estimate
-        overage = max((booked or 0) - (estimate or 0), 0) if estimate is not None else 0
         self._tell(reservation, booked or 0)
-        return Settlement(
-            id, status, None if booked is None else to_decimal(booked), shown, to_decimal(overage),
-            exact=final and cost is not None,
-        )  # fmt: skip
+        return Settlement(id, status, booked, estimate, final and cost is not None)
 
     def _tell(self, reservation: Reservation | str, nusd: int) -> None:
         """Let the utterance of this process know what one of its calls cost."""
@@ -643,7 +639,7 @@ class BudgetEngine:
         tokens = usage.total_tokens if usage else (call.input_tokens or 0) + (call.max_output_tokens or 0)
         mode = Mode.FORCE if force else Mode.CHARGE
         plan, answer = yield from self._planned(call, mode, (known or 0, tokens))
-        booked = to_decimal(known or 0)
+        booked = known or 0
         if answer.verdict == Verdict.ENDED:
             return Settlement(plan.id, "already_settled")
         if answer.verdict == Verdict.DUPLICATE:

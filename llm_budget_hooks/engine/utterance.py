@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from decimal import Decimal
 from types import TracebackType
@@ -114,6 +115,35 @@ class Utterance:
             self._calls += 1
             self._spent_nusd += cost_nusd
 
+    def start(self) -> None:
+        """Begin it without a ``with`` block: `current` then joins calls to it, and `finish` ends it.
+
+        Raises:
+            BudgetExceeded: the announced steps are expected to cost more than the ceiling.
+        """
+        refused = self.engine.answer_ceiling(self)
+        if refused is not None:
+            raise refused
+        if self._outer is None:
+            self.engine.join(self)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """All that is reserved in this block belongs to it, whatever surrounds the block."""
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End it without a ``with`` block, with the exception that ended it if there is one.
+
+        Raises:
+            BudgetExceeded: the answer cost more than its ceiling, and `error` is None.
+        """
+        self.engine.run(self._finish(error))
+
     def __enter__(self) -> Self:
         self._begin()
         return self
@@ -133,11 +163,7 @@ class Utterance:
         await self.engine.arun(self._finish(error))
 
     def _begin(self) -> None:
-        if self._outer is None:
-            refused = self.engine.answer_ceiling(self)
-            if refused is not None:
-                raise refused
-            self.engine.join(self)
+        self.start()
         self._token = _CURRENT.set(self)
 
     def _leave(self) -> None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Literal
 
 from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.money import to_decimal
 
 Basis = Literal["amount", "bound", "p90", "step", "flat", "actual"]
 SettlementStatus = Literal["settled", "released", "late", "already_settled", "already_released", "unknown"]
@@ -28,9 +29,8 @@ class Settlement:
         status: ``settled`` or ``released``: done now; ``late``: a final settle after a provisional end, the
             difference was booked; ``already_settled`` and ``already_released``: nothing was changed;
             ``unknown``: no such hold is known, or the store could not be reached and the settle is kept for later.
-        cost: what was booked, in dollars; None if nothing was or it is not known.
-        estimate: what was held, in dollars; None for a bare id.
-        overage: how far the cost was above the hold, in dollars.
+        cost_nusd: what was booked, in nano-dollars; None if nothing was or it is not known.
+        estimate_nusd: what was held, in nano-dollars; None for a bare id.
         exact: False if the cost is a guess: an unknown outcome, or usage without a price.
         differs: a second final settle named another amount; nothing was changed.
         pending: the store could not be reached; the settle is sent again with a later operation.
@@ -38,12 +38,28 @@ class Settlement:
 
     id: str
     status: SettlementStatus
-    cost: Decimal | None = None
-    estimate: Decimal | None = None
-    overage: Decimal = Decimal(0)
+    cost_nusd: int | None = None
+    estimate_nusd: int | None = None
     exact: bool = True
     differs: bool = False
     pending: bool = False
+
+    @property
+    def cost(self) -> Decimal | None:
+        """What was booked, in dollars; None if nothing was or it is not known."""
+        return None if self.cost_nusd is None else to_decimal(self.cost_nusd)
+
+    @property
+    def estimate(self) -> Decimal | None:
+        """What was held, in dollars; None for a bare id."""
+        return None if self.estimate_nusd is None else to_decimal(self.estimate_nusd)
+
+    @property
+    def overage(self) -> Decimal:
+        """How far the cost was above the hold, in dollars."""
+        if self.cost_nusd is None or self.estimate_nusd is None:
+            return Decimal(0)
+        return to_decimal(max(self.cost_nusd - self.estimate_nusd, 0))
 
 
 @dataclass(frozen=True, slots=True)

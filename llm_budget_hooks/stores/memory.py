@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.transitions import Answer, Command, Hold, State, apply
+from llm_budget_hooks.transitions import MAX_AMOUNT, Answer, Command, Hold, State, apply
 from llm_budget_hooks.transitions.rolling import Entry
 
 _PURGE = 4
@@ -126,6 +126,14 @@ class MemoryCells:
     def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
         index = self._scopes.get(scope)
         return index.first(limit) if index is not None else []
+
+    def due_at(self) -> int:
+        entries = self._scopes[""]
+        sorted_, at = entries.sorted, entries.start
+        if at < len(sorted_) and entries.live.get(sorted_[at][1]) == sorted_[at][0]:
+            return sorted_[at][0]
+        first = entries.first(1)
+        return first[0][0] if first else MAX_AMOUNT
 
     def expired(self, id: str, until_ms: int) -> None:
         if until_ms:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from llm_budget_hooks.transitions import Hold, Rule, Shape, State
+from llm_budget_hooks.transitions import MAX_AMOUNT, Hold, Rule, Shape, State
 from llm_budget_hooks.transitions.rolling import Entry, Log
 
 SCHEMA_VERSION = 1
@@ -88,6 +88,10 @@ class SqliteCells:
         return self._execute(
             "SELECT deadline, id FROM open WHERE scope = ? ORDER BY deadline, id LIMIT ?", (self._prefix + scope, limit)
         ).fetchall()
+
+    def due_at(self) -> int:
+        first = self.first("", 1)
+        return first[0][0] if first else MAX_AMOUNT
 
     def expired(self, id: str, until_ms: int) -> None:
         """Nothing to do: expired holds are found by their state."""

@@ -24,6 +24,7 @@ from llm_budget_hooks.transitions import Answer, Command, apply
 
 _HEADER = b"SQLite format 3\x00"
 _PURGE_EVERY = 64
+_CHECKPOINT_PAGES = 4000
 _abandoned: list[sqlite3.Connection] = []
 
 
@@ -145,6 +146,7 @@ class SqliteStore:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == SCHEMA_VERSION:
             return

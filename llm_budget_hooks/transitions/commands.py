@@ -6,7 +6,7 @@ without any I/O. Times are milliseconds since the epoch, in UTC, on the store's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -95,6 +95,7 @@ class Rule:
         limit: what this call may fill the account up to.
         ends_ms: the end of a calendar window, else 0.
         length_ms: the length of the window, nominal for a calendar one, else 0.
+        kept: what it counts is spent at reserve and never given back.
     """
 
     budget: str
@@ -104,6 +105,10 @@ class Rule:
     limit: int
     ends_ms: int
     length_ms: int
+    kept: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", self.meter in (Meter.CALLS, Meter.UTTERANCES))
 
 
 class Shape:

@@ -78,6 +78,9 @@ class Cells(Protocol):
     def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
         """Deadline and id of the first open holds of a scope, by deadline, then id."""
 
+    def due_at(self) -> int:
+        """The deadline of the first open hold, or a time that never comes."""
+
     def expired(self, id: str, until_ms: int) -> None:
         """List an expired hold as an orphan; 0 takes it off the list."""
 
@@ -176,7 +179,12 @@ def _check(
     failures = []
     for at, rule in enumerate(command.shape.rules):
         account = accounts[at]
-        if rule.kind == _ROLLING:
+        kind = rule.kind
+        if kind == _CALENDAR:
+            if account is None:
+                account = accounts[at] = [0, 0, 0]
+            spent, held, _ = account
+        elif kind == _ROLLING:
             account = accounts[at] = account if account is not None else rolling.Log()
             spent = _rolled(cells, command.keys[at], account, rule, now)[0]
             held = account.reserved
@@ -286,8 +294,7 @@ def _admit(
         if charged and rule.meter == _IN_FLIGHT:
             amounts[at] = 0
         if command.keys[at] and (amounts[at] or rule.kind in (_FIXED, _ANSWER)):
-            kept = charged or rule.meter in (_CALLS, _UTTERANCES)
-            _take(cells, command.keys[at], rule, accounts[at], amounts[at], kept, terms, now)
+            _take(cells, command.keys[at], rule, accounts[at], amounts[at], charged or rule.kept, terms, now)
     if utterance is not None:
         hits = [base(k) for k, r in zip(command.keys, command.shape.rules, strict=True) if r.meter == _UTTERANCES]
         utterance[1] = now
@@ -308,10 +315,13 @@ def _admit(
 
 def _take(cells: Cells, key: str, rule: Rule, account: Any, amount: int, kept: bool, terms: Terms, now: int) -> None:
     """Put an amount into an account: as spent if it is kept, else as reserved."""
-    if rule.kind != _ROLLING:
+    kind = rule.kind
+    if kind != _ROLLING:
         at = 0 if kept else 1
-        account[at] = min(account[at] + amount, MAX_AMOUNT)
-        cells.save(key, account, expiry(rule, account[2], terms, now))
+        total = account[at] + amount
+        account[at] = total if total < MAX_AMOUNT else MAX_AMOUNT
+        until = rule.ends_ms + rule.length_ms if kind == _CALENDAR else expiry(rule, account[2], terms, now)
+        cells.save(key, account, until)
     elif kept:
         _log(cells, key, account, rule, now, amount, terms, now)
     else:
@@ -415,7 +425,7 @@ def _end(
     """Move a hold into an ended state: in each account what was booked so far gives way to the actual."""
     accounts = cells.load(hold.keys)
     for at, rule in enumerate(hold.shape.rules):
-        if rule.meter in (_CALLS, _UTTERANCES) or not hold.keys[at]:
+        if rule.kept or not hold.keys[at]:
             continue
         held = hold.held[at]
         target = 0 if rule.meter == _IN_FLIGHT else actual[0 if rule.meter == _USD else 1]
@@ -439,20 +449,22 @@ def _replace(cells: Cells, hold: Hold, at: int, account: Any, change: tuple[int,
     """In one account, free what was reserved and add to what is spent, if its window is still known."""
     rule, key, start = hold.shape.rules[at], hold.keys[at], hold.starts[at]
     freed, spent = change
-    if rule.kind == _ROLLING:
+    kind = rule.kind
+    if kind == _ROLLING:
         log = account if account is not None else rolling.Log()
         log.reserved = max(log.reserved - freed, 0)
         _log(cells, key, log, rule, hold.created_ms, spent, terms, now)
         return
     if account is None:
         account = [0, 0, start]
-    if rule.kind in (_FIXED, _ANSWER) and account[2] != start:
+    if kind != _CALENDAR and kind != _GAUGE and account[2] != start:
         return
-    until = expiry(rule, start, terms, now)
+    until = rule.ends_ms + rule.length_ms if kind == _CALENDAR else expiry(rule, start, terms, now)
     if now >= until:
         return
-    account[0] = min(max(account[0] + spent, 0), MAX_AMOUNT)
-    account[1] = max(account[1] - freed, 0)
+    booked, reserved = account[0] + spent, account[1] - freed
+    account[0] = 0 if booked < 0 else booked if booked < MAX_AMOUNT else MAX_AMOUNT
+    account[1] = reserved if reserved > 0 else 0
     cells.save(key, account, until)
 
 
@@ -466,8 +478,7 @@ def _close(hold: Hold, state: int, cost_nusd: int | None, tokens: int | None, te
 
 def sweep(cells: Cells, scopes: Iterable[str], terms: Terms, now: int) -> None:
     """End due holds, at most `SWEEP_LIMIT`, in the order of the given scopes, the last of which is the global one."""
-    oldest = cells.first("", 1)
-    if not oldest or oldest[0][0] > now:
+    if cells.due_at() > now:
         return
     room = SWEEP_LIMIT
     for scope in tuple(scopes) or ("",):

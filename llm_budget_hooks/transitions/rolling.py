@@ -46,6 +46,8 @@ def leaving(length_ms: int, now_ms: int) -> int:
 def trim(log: Log, length_ms: int, now_ms: int) -> None:
     """Drop the slots that have left the window wholly."""
     oldest = leaving(length_ms, now_ms)
+    if not log.slots or log.slots[0][0] >= oldest:
+        return
     gone = 0
     for slot in log.slots:
         if slot[0] >= oldest:

@@ -25,6 +25,7 @@ from llm_budget_hooks.stores.redis.codec import Script
 
 Arguments = tuple[bytes | str, ...]
 _MAX_CONNECTIONS = 32
+_IDLE_S = 0.5
 
 
 def busy() -> StoreUnavailable:
@@ -44,7 +45,7 @@ class SyncConnections:
         self._factory: Any = ConnectionPool.from_url(
             url, decode_responses=False, retry=Retry(NoBackoff(), 0), health_check_interval=0, max_connections=2**31
         )
-        self._free: deque[Any] = deque()
+        self._free: deque[tuple[Any, float]] = deque()
         self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def evaluate(self, script: Script, root: str, arguments: Arguments) -> object:
@@ -63,29 +64,29 @@ class SyncConnections:
             self._room.release()
 
     def _with_connection(self, deadline: float, script: Script, root: str, arguments: Arguments) -> object:
-        connection, used = self._connection()
+        connection = self._connection(deadline)
         try:
-            reply = self._attempt(connection, used, deadline, script, root, arguments)
+            reply = self._attempt(connection, deadline, script, root, arguments)
         except exceptions.ResponseError:
-            self._free.append(connection)
+            self._free.append((connection, deadline))
             raise
         except BaseException:
             connection.disconnect()
             raise
-        self._free.append(connection)
+        self._free.append((connection, deadline))
         return reply
 
-    def _connection(self) -> tuple[Any, bool]:
+    def _connection(self, deadline: float) -> Any:
+        """An idle connection or a new one; one that was idle for long may have been closed by the server."""
         try:
-            return self._free.pop(), True
+            connection, last = self._free.pop()
         except IndexError:
-            return self._factory.make_connection(), False
-
-    def _attempt(
-        self, connection: Any, used: bool, deadline: float, script: Script, root: str, arguments: Arguments
-    ) -> object:
-        if used and connection.is_connected and connection.can_read(timeout=0):
+            return self._factory.make_connection()
+        if deadline - last > _IDLE_S and connection.is_connected and connection.can_read(timeout=0):
             connection.disconnect()
+        return connection
+
+    def _attempt(self, connection: Any, deadline: float, script: Script, root: str, arguments: Arguments) -> object:
         try:
             return self._ask(connection, deadline, "EVALSHA", script.sha, 1, root, *arguments)
         except exceptions.NoScriptError:
@@ -104,7 +105,7 @@ class SyncConnections:
     def close(self) -> None:
         """Close the idle connections."""
         while self._free:
-            self._free.pop().disconnect()
+            self._free.pop()[0].disconnect()
 
 
 class AsyncConnections:
