@@ -1,0 +1,101 @@
+"""From the start of a model run, as LangChain announces it, to a `Call`.
+
+The step is the first there is of: ``step`` in the metadata, the agent's name, the graph's node, the run's name
+(``with_config(run_name="classifier")``), the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from langchain_core.messages import BaseMessage
+
+from llm_budget_hooks.langchain.tokens import has_cache_marks, input_bound
+from llm_budget_hooks.models import Call
+
+_STEP_KEYS = ("step", "lc_agent_name", "langgraph_node")
+_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample")
+_TIERS = frozenset({"priority", "flex", "batch"})
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True)
+class Start:
+    """A model run about to begin.
+
+    Attributes:
+        run_id, parent_run_id: its place in the tree of runs.
+        inputs: the messages, or the prompts of a text model.
+        metadata: of the run, inherited parts included.
+        name: of the run, if somebody gave it one.
+        params: the invocation parameters.
+        alone: whether it is the only prompt of its request to LangChain.
+    """
+
+    run_id: UUID
+    parent_run_id: UUID | None
+    inputs: Sequence[BaseMessage] | Sequence[str]
+    metadata: Mapping[str, Any]
+    name: str | None
+    params: Mapping[str, Any]
+    alone: bool = True
+
+
+def model_of(start: Start) -> str:
+    """The model asked for; where nothing names it, the kind of model, so that a price can be written for it."""
+    for value in (
+        start.metadata.get("ls_model_name"),
+        start.params.get("model"),
+        start.params.get("model_name"),
+        start.params.get("_type"),
+    ):
+        if isinstance(value, str) and value.strip():
+            return value
+    return "unnamed-model"
+
+
+def step_of(metadata: Mapping[str, Any], name: str | None, model: str) -> str:
+    """The named call site: see the module."""
+    for key in _STEP_KEYS:
+        value = metadata.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return name or model
+
+
+def output_bound(start: Start) -> int | None:
+    """The most output tokens that the provider was told, for all choices together; None if there is no bound."""
+    given = [start.params.get(name) for name in _BOUNDS]
+    given.append(start.metadata.get("ls_max_tokens"))
+    bound = next((n for n in given if type(n) is int and n > 0), None)
+    if bound is None:
+        return None
+    choices = [start.params.get(name) for name in ("n", "best_of", "candidate_count")]
+    return bound * max((n for n in choices if type(n) is int and n > 0), default=1)
+
+
+def call_of(start: Start, tenant: str | None, user: str | None, feature: str | None, *, named: bool = True) -> Call:
+    """The call that a start announces.
+
+    Args:
+        start: what LangChain says.
+        tenant, user, feature: whose it is.
+        named: whether the run's id names the attempt.
+    """
+    model = model_of(start)
+    tier = start.params.get("service_tier")
+    return Call(
+        model=model,
+        tenant=tenant,
+        user=user,
+        feature=feature,
+        input_tokens=input_bound(start.inputs, start.params, model),
+        max_output_tokens=output_bound(start),
+        step=step_of(start.metadata, start.name, model),
+        id=f"lc-{start.run_id}" if named else None,
+        service_tier=tier if tier in _TIERS else None,
+        writes_cache="cache_control" in start.params or has_cache_marks(start.inputs),
+    )

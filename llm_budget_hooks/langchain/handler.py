@@ -1,0 +1,354 @@
+"""The callback handler: reserves where a model run starts, settles where it ends.
+
+One blocking handler serves the blocking and the awaited forms alike: LangChain swallows what an async handler
+raises on a blocking path, and a graph has such paths inside its awaited ones. It runs inline, so it blocks the
+event loop for one trip to the store at the start and one at the end of each call: microseconds in memory and on
+SQLite, a network round trip on Redis, and never longer than the policy's ``store_timeout``.
+
+Failure: what goes wrong inside the handler at a start refuses the call, or lets it through under
+``on_store_error = "allow"``; what goes wrong at an end is logged, and the hold then ends by its own timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+from typing_extensions import override
+
+from llm_budget_hooks.engine import BudgetEngine, Reservation
+from llm_budget_hooks.engine.tickets import open_ticket
+from llm_budget_hooks.errors import AlreadyResolved, BudgetExceeded, ConfigurationError, ReservationConflict
+from llm_budget_hooks.langchain.calls import Start, call_of, model_of, step_of
+from llm_budget_hooks.langchain.opened import Opened
+from llm_budget_hooks.langchain.refusal import BudgetRefused, refused, sticks
+from llm_budget_hooks.langchain.runs import Root, Runs, enter
+from llm_budget_hooks.langchain.usage import Outcome, outcome_of, usage_of
+from llm_budget_hooks.models import Call
+
+_log = logging.getLogger("llm_budget_hooks")
+_NONE: Mapping[str, Any] = {}
+
+
+class BudgetCallbackHandler(BaseCallbackHandler):
+    """Caps every model call under a run: ``config={"callbacks": [BudgetCallbackHandler(engine)]}``.
+
+    The root run is the utterance: it is counted once, and all calls under it are one answer. Whose it is comes from a
+    surrounding `engine.utterance()`, else from the root's ``metadata``: ``tenant``, ``user``, ``feature``,
+    ``utterance`` (an id, for a graph that is resumed), ``plan`` (the names of the steps, checked before any model).
+    It is pinned when the root begins; code inside cannot override it.
+
+    A root that was refused by the kill switch, its answer's ceiling or a spent budget of its user is refused from
+    then on, whatever retries or falls back around it; a model of the tier ``cheap`` is always asked for.
+
+    Handlers of one engine share what they know, can be shared by threads and loops, copied and pickled.
+
+    Attributes:
+        engine: whose budgets count.
+
+    Args:
+        engine: whose budgets count.
+    """
+
+    raise_error = True
+    run_inline = True
+
+    def __init__(self, engine: BudgetEngine) -> None:
+        self.engine = engine
+        self._runs = Runs.of(engine)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.engine,)
+
+    @override
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Reserve for a chat model, or refuse."""
+        self._start(run_id, parent_run_id, [m for batch in messages for m in batch], metadata, kwargs)
+
+    @override
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any],
+        prompts: list[str],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Reserve for a text model, or refuse."""
+        self._start(run_id, parent_run_id, prompts, metadata, kwargs)
+
+    @override
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any],
+        inputs: dict[str, Any],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Begin the utterance with the root; reserve for a decision model, which LangChain announces as a chain."""
+        if kwargs.get("run_type") == "llm":
+            self._start(run_id, parent_run_id, [str(inputs)], metadata, kwargs)
+        else:
+            self._enter(run_id, parent_run_id, metadata)
+
+    @override
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take note of where a tool hangs in the tree of runs."""
+        self._enter(run_id, parent_run_id, metadata)
+
+    @override
+    def on_retriever_start(
+        self,
+        serialized: dict[str, Any],
+        query: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take note of where a retriever hangs in the tree of runs."""
+        self._enter(run_id, parent_run_id, metadata)
+
+    @override
+    def on_llm_end(
+        self, response: LLMResult, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """Settle; the end of a model that is a root is the end of its answer."""
+        self._quietly(lambda: self._ended(run_id, parent_run_id, response))
+        self._leave(run_id, _output(response))
+
+    @override
+    def on_llm_error(
+        self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """Release what the provider refused; settle what it may have begun."""
+        self._quietly(lambda: self._failed(run_id, error, kwargs.get("response")))
+        self._leave(run_id, None, error)
+
+    @override
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
+        """End the answer with its root: what is open is spent for now, and the actual is held against the ceiling."""
+        if run_id in self._runs.calls:
+            self._quietly(lambda: self._decided(run_id, outputs))
+        self._leave(run_id, outputs)
+
+    @override
+    def on_chain_error(
+        self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """End the answer with its root."""
+        if run_id in self._runs.calls:
+            self._quietly(lambda: self._failed(run_id, error, None))
+        self._leave(run_id, None, error)
+
+    @override
+    def on_tool_end(self, output: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
+        """End the answer where a tool is the root."""
+        self._leave(run_id, output)
+
+    @override
+    def on_tool_error(
+        self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """End the answer where a tool is the root."""
+        self._leave(run_id, None, error)
+
+    @override
+    def on_retriever_end(
+        self, documents: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """End the answer where a retriever is the root."""
+        self._leave(run_id, documents)
+
+    @override
+    def on_retriever_error(
+        self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """End the answer where a retriever is the root."""
+        self._leave(run_id, None, error)
+
+    def _enter(self, run_id: UUID, parent: UUID | None, metadata: dict[str, Any] | None) -> None:
+        self._deciding(lambda: self._entered(run_id, parent, metadata or _NONE))
+
+    def _entered(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> None:
+        root = self._runs.root(self.engine, run_id, parent, metadata)
+        if root.id == run_id:
+            enter(root)
+
+    def _start(
+        self,
+        run_id: UUID,
+        parent: UUID | None,
+        inputs: Sequence[BaseMessage] | Sequence[str],
+        metadata: dict[str, Any] | None,
+        more: dict[str, Any],
+    ) -> None:
+        if run_id in self._runs.calls or run_id in self._runs.ended:
+            return
+        params = more.get("invocation_params") or _NONE
+        alone = (more.get("batch_size") or 1) == 1
+        start = Start(run_id, parent, inputs, metadata or _NONE, more.get("name"), params, alone)
+        self._deciding(lambda: self._opened(start))
+
+    def _deciding(self, step: Callable[[], None]) -> None:
+        """Carry out what may refuse, so that only refusals and mistakes of configuration stop a call as such."""
+        try:
+            step()
+        except BudgetExceeded as error:
+            raise refused(error) from None
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if self.engine.policy.on_store_error != "allow":
+                raise _broken(error) from error
+            _log.exception("The budget handler failed, and a call was let through without a hold.")
+
+    def _opened(self, start: Start) -> None:
+        root = self._runs.root(self.engine, start.run_id, start.parent_run_id, start.metadata)
+        if root.refused is not None and not self._is_cheap(model_of(start)):
+            raise root.refused
+        try:
+            reservation = self._reserve(start, root)
+        except BudgetExceeded as error:
+            if sticks(error):
+                root.refused = error
+            raise
+        opened = Opened(reservation, root, open_ticket(self.engine), start.alone)
+        self._runs.calls.put(start.run_id, opened)
+        root.calls[start.run_id] = opened
+        opened.watch(self._sweep)
+
+    def _reserve(self, start: Start, root: Root) -> Reservation:
+        call = call_of(start, root.tenant, root.user, root.feature)
+        with root.scope.current():
+            try:
+                return self.engine.reserve(call)
+            except (AlreadyResolved, ReservationConflict):
+                # Somebody used a run id twice; each use is an attempt of its own.
+                return self.engine.reserve(replace(call, id=None))
+
+    def _is_cheap(self, model: str) -> bool:
+        return any(fnmatchcase(model, pattern) for pattern in self.engine.policy.tiers.get("cheap", ()))
+
+    def _taken(self, run_id: UUID) -> Opened | None:
+        """The call that this end is the first final one of."""
+        opened = self._runs.calls.pop(run_id)
+        if opened is None or not opened.claim(final=True):
+            return None
+        self._runs.ended.put(run_id, True)
+        opened.root.calls.pop(run_id, None)
+        return opened
+
+    def _ended(self, run_id: UUID, parent: UUID | None, response: LLMResult) -> None:
+        opened = self._taken(run_id)
+        if opened is not None:
+            opened.settle(self.engine, outcome_of(response, alone=opened.alone))
+        elif run_id not in self._runs.ended:
+            self._unheld(run_id, parent, outcome_of(response))
+
+    def _unheld(self, run_id: UUID, parent: UUID | None, outcome: Outcome) -> None:
+        """Book a call whose start was not seen; nothing can be refused any more."""
+        self._runs.ended.put(run_id, True)
+        if outcome.cached or outcome.usage is None or outcome.model is None:
+            _log.warning("A model call ended that was not seen to start, and it has no usage to book.")
+            return
+        root = self._runs.known(parent)
+        whose = (root.tenant, root.user, root.feature) if root is not None else (None, None, None)
+        tenant, user, feature = whose
+        call = Call(
+            model=outcome.model, tenant=tenant, user=user, feature=feature, id=f"lc-{run_id}",
+            step=step_of(_NONE, None, outcome.model), utterance=root.scope.id if root is not None else f"lc-{run_id}",
+        )  # fmt: skip
+        self.engine.charge(call, usage=outcome.usage, force=True)
+
+    def _failed(self, run_id: UUID, error: BaseException, response: LLMResult | None) -> None:
+        opened = self._taken(run_id)
+        if opened is not None:
+            opened.fail(self.engine, error, outcome_of(response))
+
+    def _decided(self, run_id: UUID, outputs: Any) -> None:
+        opened = self._taken(run_id)
+        if opened is not None:
+            usage = usage_of(getattr(outputs, "usage", None) or _NONE)
+            opened.settle(self.engine, Outcome(usage, model=getattr(outputs, "model", None)))
+
+    def _sweep(self, opened: Opened) -> None:
+        """The call's task or root has ended without it: what it holds is spent, until it says otherwise."""
+        if opened.claim(final=False):
+            self._quietly(lambda: self.engine.settle(opened.reservation))
+
+    def _leave(self, run_id: UUID, output: Any, error: BaseException | None = None) -> None:
+        root = self._runs.known(run_id)
+        if root is None or root.id != run_id or root.ended:
+            return
+        root.ended = True
+        for opened in list(root.calls.values()):
+            self._sweep(opened)
+        root.calls.clear()
+        try:
+            root.scope.output = output
+            root.scope.finish(error)
+        except BudgetExceeded as over:
+            if not root.streamed:
+                raise refused(over) from None
+            _log.info("A streamed answer cost more than its ceiling.")
+        except Exception:  # noqa: BLE001 - an answer that was paid for is not lost over this
+            _log.exception("The budget handler failed at the end of an answer.")
+
+    def _quietly(self, step: Callable[[], object]) -> None:
+        """Carry out what must not disturb an answer that was paid for."""
+        try:
+            step()
+        except Exception:  # noqa: BLE001 - an answer that was paid for is not lost over this
+            _log.exception("The budget handler failed at the end of a call; its hold ends by its timeout.")
+
+
+def _broken(error: Exception) -> BudgetRefused:
+    return BudgetRefused(
+        f"The budget handler failed ({type(error).__name__}), so the call was refused.",
+        code="store_unavailable",
+        http_status=503,
+        public_message="Service is busy. Try again in a moment.",
+    )
+
+
+def _output(response: LLMResult) -> Any:
+    first = response.generations[0] if response.generations else []
+    return getattr(first[0], "message", first[0].text) if first else None

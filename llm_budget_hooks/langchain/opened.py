@@ -1,0 +1,138 @@
+"""One model call that holds money, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from llm_budget_hooks.engine import BudgetEngine, Reservation
+from llm_budget_hooks.engine.tickets import Ticket
+from llm_budget_hooks.errors import PriceUnknown
+from llm_budget_hooks.langchain.runs import Root
+from llm_budget_hooks.langchain.tokens import likely
+from llm_budget_hooks.langchain.usage import Outcome
+from llm_budget_hooks.models import Usage
+from llm_budget_hooks.money import to_decimal
+
+_log = logging.getLogger("llm_budget_hooks")
+_TIMEOUT = 408
+_UNANSWERED = ("Timeout", "ConnectionError", "TransportError")
+
+
+class Opened:
+    """A call that was let in. It has one final end; a provisional one may come before.
+
+    Attributes:
+        reservation: its hold.
+        root: the root run it belongs to.
+        ticket: covers the request that it makes from being held twice.
+        alone: whether it is the only prompt of its request to LangChain.
+    """
+
+    __slots__ = ("_ended", "_lock", "_on_done", "_provisional", "_task", "alone", "reservation", "root", "ticket")
+
+    def __init__(self, reservation: Reservation, root: Root, ticket: Ticket, alone: bool) -> None:
+        self.reservation = reservation
+        self.root = root
+        self.ticket = ticket
+        self.alone = alone
+        self._task: asyncio.Task[Any] | None = None
+        self._on_done: Callable[[Any], None] | None = None
+        self._lock = threading.Lock()
+        self._provisional = False
+        self._ended = False
+
+    def watch(self, lost: Callable[[Opened], None]) -> None:
+        """Call `lost` when the task that runs the call ends and the call has not."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return
+        if task is not None:
+            self._task, self._on_done = task, lambda _: lost(self)
+            task.add_done_callback(self._on_done)
+
+    def claim(self, *, final: bool) -> bool:
+        """Whether the caller is the one to end it."""
+        with self._lock:
+            if self._ended or (self._provisional and not final):
+                return False
+            self._provisional = True
+            self._ended = final
+        self.ticket.close()
+        if self._task is not None and self._on_done is not None:
+            self._task.remove_done_callback(self._on_done)
+            self._task = None
+        return True
+
+    def settle(self, engine: BudgetEngine, outcome: Outcome) -> None:
+        """Book what an end says: nothing for a cached response, else what was reported, else what was counted."""
+        if outcome.cached:
+            engine.settle(self.reservation, usage=Usage(), cost=0)
+            return
+        usage = outcome.usage
+        if usage is None:
+            usage = self._counted(outcome)
+            _hint_once()
+        elif not usage.input_tokens and usage.output_tokens:
+            usage = replace(usage, input_tokens=self._likely_input(), exact=False)
+        engine.settle(self.reservation, usage=usage, model=outcome.model)
+
+    def fail(self, engine: BudgetEngine, error: BaseException, outcome: Outcome) -> None:
+        """Book an error: the provider's own is not billed; after any other, the outcome is unknown."""
+        if http_status(error) is not None and not outcome.output_tokens:
+            engine.release(self.reservation)
+            return
+        floor = outcome.usage or self._counted(outcome)
+        if outcome.output_tokens and self._costs_more(engine, floor):
+            engine.settle(self.reservation, usage=floor, model=outcome.model)
+        else:
+            engine.settle(self.reservation)
+
+    def _counted(self, outcome: Outcome) -> Usage:
+        return Usage(input_tokens=self._likely_input(), output_tokens=outcome.output_tokens, exact=False)
+
+    def _likely_input(self) -> int:
+        return likely(self.reservation.call.input_tokens or 0)
+
+    def _costs_more(self, engine: BudgetEngine, usage: Usage) -> bool:
+        try:
+            price = engine.prices.price(self.reservation.call.model)
+        except PriceUnknown:
+            return False
+        return to_decimal(price.cost_nusd(usage)) > self.reservation.estimate
+
+
+def http_status(error: BaseException) -> int | None:
+    """The provider's HTTP status of 400 and above; None if it did not answer, or says that it timed out.
+
+    LiteLLM gives lost connections a status of its own making, so what was raised below decides.
+    """
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        if any(word in kind.__name__ for kind in type(at).__mro__ for word in _UNANSWERED):
+            return None
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) and 400 <= status < 600 and status != _TIMEOUT else None
+
+
+class _Hint:
+    """A hint that is given once per process."""
+
+    given = False
+
+
+def _hint_once() -> None:
+    if not _Hint.given:
+        _Hint.given = True
+        _log.warning(
+            "A model call ended without usage, so its tokens were counted from its words. Streams report usage "
+            "where the model is made with stream_usage=True."
+        )

@@ -1,0 +1,186 @@
+"""The tree of runs as far as it is needed: which root a run belongs to, whose it is, and which calls are open.
+
+There is one `Runs` per engine and process, so that several handlers of one engine see the same runs. All maps are
+bounded. A run that has ended stays known until it is pushed out, since work that it began may go on after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from llm_budget_hooks.engine import BudgetEngine, Utterance
+from llm_budget_hooks.engine.utterance import current_utterance
+from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
+from llm_budget_hooks.langchain.bounded import Bounded
+
+if TYPE_CHECKING:
+    from llm_budget_hooks.langchain.opened import Opened
+
+_MAX_RUNS = 20_000
+_MAX_CALLS = 50_000
+_MAX_ENDED = 10_000
+_FRAMEWORKS = ("langchain", "langgraph")
+_WHOLE = frozenset({"invoke", "ainvoke", "batch", "abatch", "generate", "agenerate"})
+_MAX_FRAMES = 60
+
+
+@dataclass(slots=True, eq=False)
+class Root:
+    """The outermost run there is to see: one utterance, and one answer.
+
+    Attributes:
+        id: of the run.
+        scope: the utterance; it joins a surrounding `engine.utterance()` if there is one.
+        tenant, user, feature: whose it is, pinned when it began.
+        streamed: the answer reaches the caller in pieces, so its end cannot hold it back.
+        refused: what refused it, where that sticks.
+        calls: its calls that are open.
+        ended: whether its end was seen.
+    """
+
+    id: UUID
+    scope: Utterance
+    tenant: str | None
+    user: str | None
+    feature: str | None
+    streamed: bool = False
+    refused: BudgetExceeded | None = None
+    calls: dict[UUID, Opened] = field(default_factory=dict)
+    ended: bool = False
+
+
+_ROOT: ContextVar[Root | None] = ContextVar("llm_budget_hooks_langchain_root", default=None)
+_KEPT = "_langchain_runs"
+
+
+class Runs:
+    """What one engine knows of the runs of this process.
+
+    Attributes:
+        calls: the open calls by run, and those that were ended provisionally and may still report.
+        ended: the runs of calls whose end was seen.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Bounded[UUID, Opened] = Bounded(_MAX_CALLS)
+        self.ended: Bounded[UUID, bool] = Bounded(_MAX_ENDED)
+        self._roots: Bounded[UUID, Root] = Bounded(_MAX_RUNS)
+
+    @classmethod
+    def of(cls, engine: BudgetEngine) -> Runs:
+        """The runs that an engine's handlers share."""
+        # Kept on the engine, since runs hold the engine: a weak map of engines would keep them all alive.
+        kept = vars(engine)
+        found: Runs | None = kept.get(_KEPT)
+        return found if found is not None else kept.setdefault(_KEPT, cls())
+
+    def known(self, run_id: UUID | None) -> Root | None:
+        """The root of a run that was seen to begin."""
+        return None if run_id is None else self._roots.get(run_id)
+
+    def root(self, engine: BudgetEngine, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> Root:
+        """The root that a run belongs to; a new one if it is, or hangs below, a run that nobody saw begin.
+
+        Raises:
+            BudgetExceeded: a new root announces steps that are expected to cost more than an answer may.
+            ConfigurationError: its metadata cannot be what was meant.
+        """
+        found = self._roots.get(run_id) or self._above(engine, parent)
+        if found is None:
+            found = _new_root(engine, run_id if parent is None else parent, metadata)
+            if parent is not None:
+                self._roots.put(parent, found)
+            found.scope.start()
+        self._roots.put(run_id, found)
+        return found
+
+    def _above(self, engine: BudgetEngine, parent: UUID | None) -> Root | None:
+        """By the parent; else by LangSmith's trace; else the root of this context, if it has not ended."""
+        if parent is None:
+            return None
+        found = self._roots.get(parent)
+        if found is None:
+            traced = _traced()
+            found = None if traced is None else self._roots.get(traced)
+        if found is None:
+            here = _ROOT.get()
+            found = here if here is not None and here.scope.engine is engine and not here.ended else None
+        return found
+
+
+def enter(root: Root) -> None:
+    """Make a root that of this context."""
+    _ROOT.set(root)
+
+
+def root_here(engine: BudgetEngine) -> Root | None:
+    """The root that the running code is in: by LangChain's own configuration, else by this context."""
+    from langchain_core.runnables.config import var_child_runnable_config
+
+    config = var_child_runnable_config.get()
+    parent = getattr((config or {}).get("callbacks"), "parent_run_id", None)
+    found = Runs.of(engine).known(parent)
+    if found is None:
+        here = _ROOT.get()
+        found = here if here is not None and here.scope.engine is engine and not here.ended else None
+    return found
+
+
+def _new_root(engine: BudgetEngine, id: UUID, metadata: Mapping[str, Any]) -> Root:
+    outer = current_utterance(engine)
+    utterance = _name(metadata, "utterance")
+    tenant = _pinned(outer.tenant if outer else None, _name(metadata, "tenant"))
+    user = _pinned(outer.user if outer else None, _name(metadata, "user"))
+    feature = _pinned(outer.feature if outer else None, _name(metadata, "feature"))
+    if outer is None:
+        named: str | None = utterance or f"lc-{id}"
+    elif utterance is not None or (tenant, user, feature) != (outer.tenant, outer.user, outer.feature):
+        named = utterance or outer.id
+    else:
+        named = None
+    scope = engine.utterance(tenant=tenant, user=user, feature=feature, id=named, plan=_plan(metadata))
+    return Root(id, scope, tenant, user, feature, streamed=_streams())
+
+
+def _pinned(one: str | None, other: str | None) -> str | None:
+    return one if one is not None else other
+
+
+def _name(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"metadata[{key!r}] is text, not {type(value).__name__}")
+    return value
+
+
+def _plan(metadata: Mapping[str, Any]) -> tuple[str, ...] | None:
+    value = metadata.get("plan")
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(step, str) for step in value):
+        raise ConfigurationError("metadata['plan'] is a list of the names of steps")
+    return tuple(value)
+
+
+def _traced() -> UUID | None:
+    """The id of the root run in LangSmith's trace, which wraps some middleware in runs of its own."""
+    helpers = sys.modules.get("langsmith.run_helpers")
+    tree = helpers.get_current_run_tree() if helpers is not None else None
+    return None if tree is None else tree.trace_id
+
+
+def _streams() -> bool:
+    """Whether the run that begins here was asked for as a stream: no framework frame below is a whole call."""
+    frame = sys._getframe(2)
+    for _ in range(_MAX_FRAMES):
+        if frame.f_code.co_name in _WHOLE and frame.f_globals.get("__name__", "").startswith(_FRAMEWORKS):
+            return False
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return True

@@ -1,0 +1,134 @@
+"""From the end of a model run to a `Usage`: what was reported, or what can be counted of the words that came.
+
+Providers' counts reach LangChain as ``usage_metadata``: the input includes what was read from and written to
+caches, the output includes reasoning, and langchain-openai puts the service tier before the names of the details
+(``priority_cache_read``). Anthropic's cache writes come as ``ephemeral_5m_input_tokens`` and
+``ephemeral_1h_input_tokens``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import Generation, LLMResult
+
+from llm_budget_hooks.langchain.tokens import likely_output
+from llm_budget_hooks.models import Usage
+
+_TIERS = ("priority", "flex")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the end of a run says.
+
+    Attributes:
+        usage: as reported; None if nothing was.
+        cached: LangChain's own response cache answered; nothing was billed.
+        model: the model that served, if it says so.
+        output_tokens: about how many tokens the words are that arrived.
+    """
+
+    usage: Usage | None = None
+    cached: bool = False
+    model: str | None = None
+    output_tokens: int = 0
+
+
+def outcome_of(result: LLMResult | None, *, alone: bool = True) -> Outcome:
+    """Read the result of a run, whole or partial.
+
+    Args:
+        result: what LangChain says; None where it says nothing.
+        alone: False if the request to LangChain had other prompts, whose usage may stand on the first of them.
+    """
+    first = result.generations[0] if result is not None and result.generations else []
+    if not first or result is None:
+        return Outcome()
+    message = getattr(first[0], "message", None)
+    if not isinstance(message, BaseMessage):
+        return _text_outcome(first, result.llm_output or {}, alone)
+    facts = message.response_metadata
+    metadata: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
+    usage = usage_of(metadata, facts)
+    if usage is not None and not usage.output_tokens and not usage.input_tokens:
+        usage = None
+    model = facts.get("model_name") or facts.get("model")
+    return Outcome(usage, metadata.get("total_cost") == 0, _text(model), likely_output(_words(first)))
+
+
+def usage_of(metadata: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> Usage | None:
+    """A `Usage` from ``usage_metadata``, None if it has no counts.
+
+    Args:
+        metadata: counts as LangChain gives them.
+        facts: ``response_metadata``, for the service tier and the searches.
+    """
+    if "input_tokens" not in metadata and "output_tokens" not in metadata:
+        return None
+    facts = facts or {}
+    inputs = metadata.get("input_token_details") or {}
+    outputs = metadata.get("output_token_details") or {}
+    tier = _tier(inputs, outputs) or _text(facts.get("service_tier"))
+    five, hour = _count(inputs, "ephemeral_5m_input_tokens"), _count(inputs, "ephemeral_1h_input_tokens")
+    return Usage(
+        input_tokens=_count(metadata, "input_tokens"),
+        cached_input_tokens=_tiered(inputs, "cache_read"),
+        cache_write_tokens=max(_tiered(inputs, "cache_creation") - hour, five),
+        cache_write_1h_tokens=hour,
+        output_tokens=_count(metadata, "output_tokens"),
+        reasoning_tokens=_tiered(outputs, "reasoning"),
+        input_audio_tokens=_count(inputs, "audio"),
+        output_audio_tokens=_count(outputs, "audio"),
+        searches=_searches(facts),
+        service_tier=tier,
+    )
+
+
+def _text_outcome(first: list[Any], output: Mapping[str, Any], alone: bool) -> Outcome:
+    counts = output.get("token_usage")
+    usage = None
+    if counts:
+        usage = Usage(input_tokens=_count(counts, "prompt_tokens"), output_tokens=_count(counts, "completion_tokens"))
+    elif counts is not None and not alone:
+        usage = Usage()
+    return Outcome(usage, False, _text(output.get("model_name")), likely_output(_words(first)))
+
+
+def _words(generations: list[Generation]) -> Iterator[str]:
+    for generation in generations:
+        yield generation.text
+        message = getattr(generation, "message", None)
+        for name in ("tool_calls", "invalid_tool_calls"):
+            for call in getattr(message, name, None) or ():
+                yield json.dumps(call, default=str)
+        if message is not None:
+            yield str(message.additional_kwargs.get("reasoning_content") or "")
+
+
+def _tier(*details: Mapping[str, Any]) -> str | None:
+    keys = [key for detail in details for key in detail]
+    return next((tier for tier in _TIERS if any(key == tier or key.startswith(f"{tier}_") for key in keys)), None)
+
+
+def _tiered(details: Mapping[str, Any], name: str) -> int:
+    return sum(_count(details, key) for key in (name, *(f"{tier}_{name}" for tier in _TIERS)))
+
+
+def _count(counts: Mapping[str, Any], name: str) -> int:
+    value = counts.get(name)
+    return max(int(value), 0) if isinstance(value, int | float) else 0
+
+
+def _searches(facts: Mapping[str, Any]) -> int:
+    usage = facts.get("usage")
+    tools = usage.get("server_tool_use") if isinstance(usage, Mapping) else None
+    return _count(tools, "web_search_requests") if isinstance(tools, Mapping) else 0
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
