@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from proof_workers import AtCost, Four, FrozenClock, attempt, in_threads, killed
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, BudgetStatus, Call, ConfigurationError, Reservation, Usage
 
+ROOT = Path(__file__).parent.parent
 MODEL = "made-up"
 PRICES = {MODEL: {"input": "1", "output": "10"}}
 CALL = Call(model=MODEL, tenant="acme", user="u1", input_tokens=1_000, max_output_tokens=900)
@@ -243,3 +248,12 @@ class TestHoldsThatNobodyGivesBack:
             assert not engine.check(CALL)
             clock.advance(0.001)
             engine.reserve(CALL)
+
+
+def test_the_short_proof_holds() -> None:
+    command = [sys.executable, "benchmarks/overshoot.py", "--short", "--store", "sqlite"]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
