@@ -37,7 +37,7 @@ def open_engine(
         raise ConfigurationError(
             f"{urlsplit(url).scheme}:// is private to this process, and require_shared is set. Use sqlite:///path or redis://."
         )
-    return made(store, rules, clock=clock, origin=(url, rules, clock))
+    return made(store, rules, clock=clock, origin=(url, rules))
 
 
 def engine_from_env(made: type[BudgetEngine]) -> BudgetEngine:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -100,7 +101,7 @@ class BudgetEngine:
         policy: Policy,
         *,
         clock: Clock | None = None,
-        origin: tuple[Any, ...] | None = None,
+        origin: tuple[str, Policy] | None = None,
     ) -> None:
         self.policy = policy
         self.prices = PriceBook(prices=policy.prices, aliases=policy.aliases, cached_discount=policy.cached_discount)
@@ -369,7 +370,8 @@ class BudgetEngine:
             return type(self), (self._store, self.policy)
         if self._origin is None:
             raise ConfigurationError("An engine that was not made by BudgetEngine.open cannot be pickled.")
-        return type(self).open, self._origin
+        url, policy = self._origin
+        return partial(type(self).open, clock=self._clock), (url, policy)
 
     def __repr__(self) -> str:
         return f"BudgetEngine({type(self._store).__name__}, namespace={self.policy.namespace!r})"

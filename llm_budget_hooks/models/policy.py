@@ -71,12 +71,14 @@ def described(error: ValidationError, source: str) -> ConfigurationError:
     """Pydantic's findings as one error that names the place of each in the file or the object."""
     lines = []
     for finding in error.errors(include_url=False):
-        place = ".".join(f"[{part}]" if isinstance(part, int) else str(part) for part in finding["loc"])
-        text = finding["msg"].removeprefix("Value error, ")
-        if finding["type"] == "extra_forbidden":
-            text = "unknown key"
-        lines.append(f"{source}{': ' if source and place else ''}{place.replace('.[', '[')}: {text}".strip(": "))
-    return ConfigurationError("\n".join(lines))
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in finding["loc"])
+        text = "unknown key" if finding["type"] == "extra_forbidden" else finding["msg"].removeprefix("Value error, ")
+        inner = finding.get("ctx", {}).get("error")
+        if isinstance(inner, ConfigurationError):
+            lines += [f"{place}.{line.partition(': ')[2]}" for line in str(inner).splitlines()]
+        else:
+            lines.append(f"{place}: {text}" if place else text)
+    return ConfigurationError("\n".join(f"{source}: {line.removeprefix('.')}" for line in lines))
 
 
 class _Model(BaseModel):

@@ -1,0 +1,452 @@
+"""What the engine's operations promise, on every store, by its public names alone."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import (
+    AlreadyResolved,
+    BudgetEngine,
+    BudgetExceeded,
+    Call,
+    ConfigurationError,
+    PriceUnknown,
+    ReservationConflict,
+    Usage,
+)
+
+NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self, now: datetime = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def ahead(self, **by: float) -> None:
+        self.now += timedelta(**by)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def opened(engine_url: str, clock: Clock) -> Any:
+    """Opens an engine with some budgets on a frozen clock."""
+    engines = []
+
+    def make(*budgets: dict[str, Any], **policy: Any) -> BudgetEngine:
+        policy.setdefault("store_timeout", "10s")
+        engine = BudgetEngine.open(engine_url, {"budgets": budgets, **policy}, clock=clock)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def day(limit: str = "$1", scope: str = "user", **more: Any) -> dict[str, Any]:
+    return {"scope": scope, "limit": limit, "window": "day", **more}
+
+
+def call(amount: str | None = "0.10", **more: Any) -> Call:
+    return Call(**{"model": "gpt-4o-mini", "tenant": "acme", "user": "u1", "amount": amount, **more})
+
+
+def spent(engine: BudgetEngine, budget: int = 0) -> tuple[Any, Any]:
+    status = engine.status(tenant="acme", user="u1")[budget]
+    return status.spent, status.reserved
+
+
+def test_a_hold_is_replaced_by_what_was_used(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day())
+    held = engine.reserve(call(None, input_tokens=1000, max_output_tokens=500))
+    assert held.estimate == Decimal("0.00045")
+    assert spent(engine) == (0, Decimal("0.00045"))
+    settled = engine.settle(held, usage=Usage(input_tokens=1000, output_tokens=100))
+    assert (settled.status, settled.cost) == ("settled", Decimal("0.00021"))
+    assert spent(engine) == (Decimal("0.00021"), 0)
+
+
+def test_overage_is_booked_and_seen_by_the_next_reserve(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"))
+    settled = engine.settle(engine.reserve(call("0.10")), cost="0.95")
+    assert settled.overage == Decimal("0.85")
+    with pytest.raises(BudgetExceeded) as refused:
+        engine.reserve(call("0.06"))
+    assert (refused.value.spent, refused.value.available) == (Decimal("0.95"), Decimal("0.05"))
+    engine.reserve(call("0.05"))
+
+
+def test_release_gives_back_money_but_neither_calls_nor_utterances(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(
+        day(),
+        {"scope": "user", "meter": "calls", "limit": 10, "window": "day"},
+        {"scope": "user", "meter": "utterances", "limit": 10, "window": "rolling:60s"},
+        {"scope": "user", "meter": "in_flight", "limit": 10},
+    )
+    assert engine.release(engine.reserve(call())).status == "released"
+    assert [spent(engine, at) for at in range(4)] == [(0, 0), (1, 0), (1, 0), (0, 0)]
+
+
+def test_an_expired_hold_is_charged_and_corrected_by_a_late_settle(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened(day())
+    held = engine.reserve(call())
+    clock.ahead(minutes=10)
+    assert spent(engine) == (Decimal("0.10"), 0)
+    assert [orphan.status for orphan in engine.orphans()] == ["expired"]
+    assert engine.settle(held, cost="0.03").status == "late"
+    assert spent(engine) == (Decimal("0.03"), 0)
+    assert engine.settle(held, cost="0.04").differs
+    assert engine.orphans() == []
+
+
+def test_a_reservation_settles_once_though_the_store_forgot_it(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened(day())
+    held = pickle.loads(pickle.dumps(engine.reserve(call())))
+    clock.ahead(minutes=10)
+    engine.status()
+    clock.ahead(hours=1, minutes=1)
+    assert engine.settle(held.id, cost="0.03").status == "unknown"
+    assert engine.settle(held, cost="0.03").status == "late"
+    assert spent(engine) == (Decimal("0.03"), 0)
+    assert engine.settle(held, cost="0.03").status == "already_settled"
+    clock.ahead(hours=2)
+    assert engine.settle(held, cost="0.03").status == "already_settled"
+    assert spent(engine) == (Decimal("0.03"), 0)
+
+
+def test_extend_lets_a_hold_live_longer_and_refuses_an_ended_one(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened(day())
+    held = engine.reserve(call())
+    clock.ahead(minutes=9)
+    assert engine.extend(held) == clock.now + timedelta(minutes=10)
+    clock.ahead(minutes=9)
+    assert spent(engine) == (0, Decimal("0.10"))
+    engine.release(held)
+    with pytest.raises(AlreadyResolved):
+        engine.extend(held)
+    with pytest.raises(AlreadyResolved):
+        engine.extend("never seen")
+
+
+def test_b006_the_same_attempt_is_held_once_and_equality_is_let_in(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"))
+    first = engine.reserve(call("1.00", id="call-1"))
+    again = engine.reserve(call("1.00", id="call-1"))
+    assert (first.id, first.holds) == (again.id, again.holds)
+    assert spent(engine) == (0, 1)
+    with pytest.raises(ReservationConflict):
+        engine.reserve(call("0.99", id="call-1"))
+    engine.settle(again, cost="0.5")
+    with pytest.raises(AlreadyResolved):
+        engine.reserve(call("1.00", id="call-1"))
+
+
+def test_charge_books_in_one_trip_and_force_books_above_the_limit(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"))
+    assert engine.charge(call(None), cost="0.90").status == "settled"
+    with pytest.raises(BudgetExceeded):
+        engine.charge(call(None), cost="0.20")
+    engine.charge(call(None), cost="0.20", force=True)
+    assert spent(engine) == (Decimal("1.10"), 0)
+    assert engine.charge(call(None, id="c"), cost="0.01", force=True).status == "settled"
+    assert engine.charge(call(None, id="c"), cost="0.01", force=True).status == "already_settled"
+
+
+def test_check_takes_nothing(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"), {"scope": "user", "meter": "utterances", "limit": 1, "window": "day"})
+    assert engine.check(call())
+    refused = engine.check(call("1.01"))
+    assert not refused
+    assert refused.refusal is not None
+    assert refused.refusal.code == "spend"
+    assert [spent(engine, at) for at in (0, 1)] == [(0, 0), (0, 0)]
+
+
+def test_the_first_rule_that_fails_is_named_and_all_are_listed(opened: Callable[..., BudgetEngine]) -> None:
+    budgets = (
+        {"scope": "user", "meter": "calls", "limit": 1, "window": "day"},
+        day("$0.10", "user"),
+        day("$0.10", "tenant"),
+        day("$0.10", "global"),
+        {"scope": "answer", "limit": "$0.05"},
+    )
+    engine = opened(*budgets)
+    with pytest.raises(BudgetExceeded) as refused:
+        engine.reserve(call("0.20"))
+    assert refused.value.failed == ("global-usd-day", "tenant-usd-day", "user-usd-day", "answer-usd")
+    engine.reserve(call("0.05"))
+    rates = opened(*budgets, report_first="rates", namespace="rates")
+    rates.reserve(call("0.05"))
+    with pytest.raises(BudgetExceeded) as refused:
+        rates.reserve(call("0.20"))
+    assert refused.value.budget == "user-calls-day"
+
+
+def test_b138_a_fan_out_counts_once_and_every_call_is_billed(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$10"), {"scope": "user", "meter": "utterances", "limit": 10, "window": "rolling:60s"})
+    for _ in range(10):
+        with engine.utterance(tenant="acme", user="u1") as scope:
+            for _ in range(25):
+                engine.settle(engine.reserve(Call(model="gpt-4o-mini", amount="0.01")), cost="0.01")
+        assert (scope.calls, scope.spent) == (25, Decimal("0.25"))
+    assert [spent(engine, at)[0] for at in (0, 1)] == [Decimal("2.50"), 10]
+    with pytest.raises(BudgetExceeded) as refused, engine.utterance(tenant="acme", user="u1"):
+        engine.reserve(Call(model="gpt-4o-mini", amount="0.01"))
+    assert (refused.value.code, refused.value.retry_after) == ("utterances", 60)
+
+
+def test_an_utterance_ends_after_its_timeout_and_after_its_calls(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened({"scope": "user", "meter": "utterances", "limit": 9, "window": "day"}, utterance_max_calls=3)
+    for _ in range(4):
+        engine.reserve(call(None, utterance="ut"))
+    assert spent(engine)[0] == 2
+    clock.ahead(minutes=10, milliseconds=1)
+    engine.reserve(call(None, utterance="ut"))
+    assert spent(engine)[0] == 3
+
+
+def test_the_identity_of_the_scope_cannot_be_overridden_inside(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day())
+    with engine.utterance(tenant="acme", user="u1") as outer, engine.utterance(tenant="evil", user="victim") as inner:
+        engine.reserve(Call(model="m", tenant="evil", user="victim", amount="0.10"))
+        assert inner.id == outer.id
+    assert spent(engine) == (0, Decimal("0.10"))
+    assert engine.status(tenant="evil", user="victim")[0].reserved == 0
+
+
+def test_b023_the_answer_ceiling_holds_while_it_runs_and_at_its_end(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened({"scope": "answer", "limit": "$0.50"})
+    with pytest.raises(BudgetExceeded) as refused, engine.utterance(tenant="acme", user="u1"):
+        engine.reserve(Call(model="m", amount="1.30"))
+    assert (refused.value.code, refused.value.retry_after) == ("answer_estimate", None)
+    scope = engine.utterance(tenant="acme", user="u1")
+    scope.output = "an answer"
+    with pytest.raises(BudgetExceeded) as refused, scope:
+        engine.settle(engine.reserve(Call(model="m", amount="0.40")), cost="0.60")
+    assert (refused.value.code, refused.value.output, scope.served) == ("answer_actual", "an answer", False)
+    with pytest.raises(BudgetExceeded) as refused, engine.utterance(plan=("a",) * 101):
+        pass
+    assert (refused.value.code, refused.value.stage) == ("answer_estimate", "start")
+
+
+def test_an_exception_on_its_way_is_not_replaced_at_the_end_of_an_answer(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened({"scope": "answer", "limit": "$0.50"})
+    scope = engine.utterance(tenant="acme", user="u1")
+    scope.__enter__()
+    engine.settle(engine.reserve(Call(model="m", amount="0.40")), cost="0.60")
+    scope.__exit__(KeyError, KeyError(), None)
+    assert scope.served is False
+
+
+def test_b035_b040_a_rolling_window_ends_and_refusals_do_not_count(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened({"scope": "tenant", "meter": "calls", "limit": 60, "window": "rolling:60s"})
+    for second in range(180):
+        engine.reserve(call(None))
+        if second > 60:
+            with pytest.raises(BudgetExceeded) as refused:
+                engine.reserve(call(None))
+            assert refused.value.retry_after == 1
+        clock.ahead(seconds=1)
+    assert spent(engine)[0] == 59
+
+
+def test_b041_no_sixty_seconds_hold_more_than_sixty_calls(opened: Callable[..., BudgetEngine], clock: Clock) -> None:
+    engine = opened({"scope": "user", "meter": "calls", "limit": 60, "window": "rolling:60s"})
+    clock.ahead(seconds=59.9)
+    for _ in range(60):
+        engine.reserve(call(None))
+    clock.ahead(seconds=0.2)
+    assert not engine.check(call(None))
+    clock.ahead(seconds=59.7)
+    assert not engine.check(call(None))
+    clock.ahead(seconds=0.1)
+    assert engine.check(call(None))
+
+
+def test_a_fixed_window_starts_at_the_first_admitted_use_and_nothing_lengthens_it(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened({"scope": "user", "limit": "$1", "window": "fixed:24h"})
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("1.01"))
+    clock.ahead(hours=5)
+    engine.settle(engine.reserve(call("1.00")), cost="1.00")
+    clock.ahead(hours=23)
+    with pytest.raises(BudgetExceeded) as refused:
+        engine.reserve(call("0.10"))
+    assert (refused.value.retry_after, refused.value.resets_at) == (3600, NOON + timedelta(hours=29))
+    clock.ahead(hours=1)
+    engine.reserve(call("0.10"))
+
+
+def test_b058_a_day_ends_with_the_calendar_of_its_zone(opened: Callable[..., BudgetEngine], clock: Clock) -> None:
+    engine = opened({"scope": "user", "limit": "$1", "window": "month"}, timezone="Asia/Tokyo")
+    clock.now = datetime(2026, 7, 31, 14, 59, 59, tzinfo=UTC)
+    engine.charge(call(None), cost="1")
+    with pytest.raises(BudgetExceeded) as refused:
+        engine.reserve(call())
+    assert refused.value.retry_after == 1
+    clock.now = datetime(2026, 7, 31, 15, tzinfo=UTC)
+    engine.reserve(call())
+
+
+def test_busy_is_told_from_spent(opened: Callable[..., BudgetEngine], clock: Clock) -> None:
+    engine = opened(day("$1"))
+    engine.reserve(call("0.60"))
+    clock.ahead(minutes=4)
+    with pytest.raises(BudgetExceeded) as refused:
+        engine.reserve(call("0.60"))
+    assert (refused.value.busy, refused.value.retry_after) == (True, 360)
+    with pytest.raises(BudgetExceeded) as refused:
+        engine.reserve(call("1.60"))
+    assert (refused.value.busy, refused.value.retry_after) == (False, None)
+
+
+def test_b012_in_flight_is_free_again_when_its_owner_died(opened: Callable[..., BudgetEngine], clock: Clock) -> None:
+    engine = opened({"scope": "user", "meter": "in_flight", "limit": 2})
+    engine.reserve(call(None))
+    engine.reserve(call(None))
+    assert not engine.check(call(None))
+    clock.ahead(minutes=10)
+    assert engine.check(call(None))
+
+
+def test_the_due_holds_of_the_own_account_end_first(opened: Callable[..., BudgetEngine], clock: Clock) -> None:
+    engine = opened({"scope": "user", "meter": "in_flight", "limit": 1}, day("$90", "tenant"))
+    for number in range(100):
+        engine.reserve(call(user=f"other-{number}"))
+    engine.reserve(call(user="u1"))
+    clock.ahead(minutes=11)
+    engine.reserve(call(user="u1"))
+
+
+def test_b054_b056_sums_are_exact(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"))
+    for _ in range(10):
+        engine.charge(call(None), cost="0.1")
+    with pytest.raises(BudgetExceeded):
+        engine.charge(call(None), cost="0.000000001")
+    assert repr(spent(engine)[0]) == "Decimal('1')"
+
+
+def test_b021_a_limit_of_calls_needs_no_price(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened({"scope": "user", "meter": "calls", "limit": 60, "window": "minute"})
+    engine.settle(engine.reserve(call(None, model="nobody-knows-it")), usage=Usage(input_tokens=5))
+
+
+def test_b019_b088_an_unknown_model_is_refused_or_held_flat(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"))
+    with pytest.raises(PriceUnknown, match="aliases"):
+        engine.reserve(call(None, model="nobody-knows-it"))
+    flat = opened(day("$1"), unknown_price="$0.25")
+    held = [flat.reserve(call(None, model="nobody-knows-it")) for _ in range(4)]
+    assert not flat.check(call(None, model="nobody-knows-it"))
+    assert flat.settle(held[0], usage=Usage(input_tokens=5)).cost == Decimal("0.25")
+
+
+def test_features_and_models_choose_the_budgets(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1", features=["ask"]), day("$1", name="mini", models=["*-mini"]))
+    engine.reserve(call(feature="ask", model="gpt-4o"))
+    engine.reserve(call(feature="chat", model="gpt-4o-mini"))
+    assert [spent(engine, at)[1] for at in (0, 1)] == [Decimal("0.10")] * 2
+
+
+def test_tenants_have_their_own_limits_and_zero_is_off(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(
+        day("$1", name="user-day"),
+        day("$0.50", "tenant", name="tenant-day"),
+        tenants={"acme": {"budgets": [day("$5", name="user-day"), day("0", "tenant", name="tenant-day")]}},
+    )
+    engine.reserve(call("4"))
+    assert [status.budget for status in engine.status(tenant="acme", user="u1")] == ["user-day"]
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("4", tenant="other"))
+
+
+@pytest.mark.parametrize("amount", [-1, "-1", 0.1, float("nan"), "nan", "inf", True, "100001", "1e9", b"1", "abc"])
+def test_bad_amounts_change_nothing(opened: Callable[..., BudgetEngine], amount: Any) -> None:
+    engine = opened(day())
+    held = engine.reserve(call())
+    with pytest.raises(ConfigurationError):
+        engine.settle(held, cost=amount)
+    with pytest.raises(ConfigurationError):
+        call(amount)
+    assert spent(engine) == (0, Decimal("0.10"))
+
+
+def test_hostile_ids_do_not_meet(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day())
+    ids = ["a:b", "a", "a\0b", "{x}", "a\nb", "\ud800", "é", "x" * 10_000, "🙂", " a : b "]
+    for tenant in ids:
+        for user in ids:
+            engine.charge(call(None, tenant=tenant, user=user), cost="0.01")
+    for tenant in ids:
+        for user in ids:
+            assert engine.status(tenant=tenant, user=user)[0].spent == Decimal("0.01")
+    assert engine.check(call("1", tenant="a", user="b:c"))
+
+
+def test_the_awaited_face_does_the_same(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"))
+
+    async def work() -> list[Any]:
+        async with engine.utterance(tenant="acme", user="u1") as scope:
+            calls = [engine.areserve(Call(model="m", amount="0.10")) for _ in range(50)]
+            found = await asyncio.gather(*calls, return_exceptions=True)
+            held = [one for one in found if not isinstance(one, BaseException)]
+            await asyncio.gather(*(engine.asettle(one, cost="0.10") for one in held))
+        await engine.aclose()
+        return [len(held), scope.spent]
+
+    assert asyncio.run(work()) == [10, 1]
+    assert asyncio.run(engine.astatus(tenant="acme", user="u1"))[0].spent == 1
+    asyncio.run(engine.aclose())
+
+
+def test_errors_survive_pickling(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day("$1"))
+    with pytest.raises(BudgetExceeded) as refused:
+        engine.reserve(call("2"))
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert (type(again), str(again), vars(again)) == (BudgetExceeded, str(refused.value), vars(refused.value))
+
+
+def test_b133_an_engine_travels_or_says_why_not(engine_url: str) -> None:
+    engine = BudgetEngine.open(engine_url, {"budgets": [day()], "store_timeout": "10s"})
+    engine.charge(call(None), cost="0.40")
+    assert copy.deepcopy(engine) is engine
+    if engine_url == "memory://":
+        with pytest.raises(ConfigurationError, match="memory"):
+            pickle.dumps(engine)
+    else:
+        other = pickle.loads(pickle.dumps(engine))
+        assert spent(other)[0] == Decimal("0.40")
+        other.close()
+    engine.close()
