@@ -1,0 +1,92 @@
+"""Fifty at once against a limit of ten: exactly ten reach the provider, on every route."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import litellm
+import pytest
+from routes import ASYNC, SYNC, async_routes, at, balance, in_tasks, in_threads, sync_routes
+
+from llm_budget_hooks import BudgetExceeded
+from llm_budget_hooks.litellm import budgeted
+from llm_budget_hooks.testing import FakeProvider
+
+MakeEngine = Callable[..., Any]
+
+
+def check_ten_of_fifty(outcomes: list[Any], provider: FakeProvider, engine: Any) -> None:
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert {type(refusal) for refusal in refusals if not isinstance(refusal, BudgetExceeded)} == set()
+    assert len(refusals) == 40
+    assert provider.count == 10
+    assert balance(engine, "calls") == (10, 0)
+    assert balance(engine)[1] == 0
+    assert all(isinstance(refusal, litellm.BudgetExceededError) for refusal in refusals)
+
+
+@pytest.mark.parametrize("route", ASYNC)
+def test_b116_ten_of_fifty_tasks_reach_the_provider(route: str, provider: FakeProvider, capped: MakeEngine) -> None:
+    engine = capped()
+    check_ten_of_fifty(in_tasks(async_routes(provider)[route], 50), provider, engine)
+
+
+@pytest.mark.parametrize("route", SYNC)
+def test_b116_ten_of_fifty_threads_reach_the_provider(route: str, provider: FakeProvider, capped: MakeEngine) -> None:
+    engine = capped()
+    check_ten_of_fifty(in_threads(sync_routes(provider)[route], 50), provider, engine)
+
+
+def test_ten_of_fifty_on_either_store(provider: FakeProvider, capped: MakeEngine, store_url: str) -> None:
+    engine = capped(url=store_url)
+    check_ten_of_fifty(in_tasks(lambda: litellm.acompletion(**at(provider)), 50), provider, engine)
+
+
+def test_ten_of_fifty_threads_on_either_store(provider: FakeProvider, capped: MakeEngine, store_url: str) -> None:
+    engine = capped(url=store_url)
+    check_ten_of_fifty(in_threads(lambda: litellm.completion(**at(provider)), 50), provider, engine)
+
+
+def test_dollars_cap_as_exactly_as_calls(provider: FakeProvider, capped: MakeEngine) -> None:
+    """A bound of input and output at gpt-4o-mini's price, ten times over, and usage equal to the bound."""
+    asked = at(provider, max_tokens=100)
+    engine = capped({"scope": "global", "limit": "$1", "window": "day", "name": "dollars"})
+    asyncio.run(litellm.acompletion(**asked))
+    one = engine.status()[0].spent
+    provider.output_tokens = 100
+    held = litellm_hold(engine, asked)
+    provider.input_tokens = held.call.input_tokens
+    limit = held.estimate * 10
+    provider.reset()
+    engine = capped({"scope": "global", "limit": str(limit), "window": "day", "name": "dollars"})
+    outcomes = in_tasks(lambda: litellm.acompletion(**asked), 50)
+    assert sum(not isinstance(outcome, BaseException) for outcome in outcomes) == provider.count == 10
+    assert balance(engine) == (limit, 0)
+    assert one < held.estimate
+
+
+def litellm_hold(engine: Any, asked: dict[str, Any]) -> Any:
+    from llm_budget_hooks.litellm.calls import call_of
+
+    held = engine.reserve(call_of(engine, "acompletion", asked))
+    engine.release(held)
+    return held
+
+
+def test_budgeted_caps_without_a_callback(provider: FakeProvider, capped: MakeEngine) -> None:
+    engine = capped()
+    litellm.callbacks = []
+    check_ten_of_fifty(in_threads(lambda: budgeted(engine).completion(**at(provider)), 50), provider, engine)
+
+
+def test_budgeted_and_a_callback_hold_once(provider: FakeProvider, capped: MakeEngine) -> None:
+    engine = capped()
+    outcomes = in_tasks(lambda: budgeted(engine).acompletion(**at(provider), num_retries=1), 50)
+    check_ten_of_fifty(outcomes, provider, engine)
+
+
+def test_budgeted_names_what_it_has(capped: MakeEngine) -> None:
+    with pytest.raises(AttributeError, match="budgeted"):
+        _ = budgeted(capped()).token_counter
