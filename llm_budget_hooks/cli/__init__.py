@@ -46,7 +46,7 @@ def main(version: Version = False) -> None:
 
 @app.command()
 def demo(store: Store = None, model: Model = None, as_json: AsJson = False) -> None:
-    """Race 50 calls against a limit worth 10, then cap an agent: once without this package, then with it.
+    """Race 50 calls against a limit worth 10, without and with this package; then cap an agent.
 
     Everything is real but the provider, which runs on loopback and answers without costing anything; with --model it
     is the real one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import tempfile
@@ -21,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, StoreUnavailable
 from llm_budget_hooks.cli import agent, race, screen
-from llm_budget_hooks.cli.target import Target, check_key, needed
+from llm_budget_hooks.cli.target import FAKE_MODEL, Target, check_key, needed
 from llm_budget_hooks.pricing import Price
 
 _AGENT_CALLS = 11
@@ -63,6 +64,7 @@ def run(store: str | None, model: str | None, as_json: bool) -> None:
     started = time.monotonic()
     with _store(store) as url, _progress() as bar:
         _answering(url)
+        _price(model or FAKE_MODEL)
         findings = Findings(model or "", urlsplit(url).scheme, model is not None)
         _prepare(model, bar)
         with Target(model) as target:
@@ -101,18 +103,30 @@ def _prepare(model: str | None, bar: Bar) -> None:
     """Import what is heavy, once it is known that the store answers."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     warnings.simplefilter("ignore")
-    bar.says("importing LangGraph")
-    needed("langgraph.graph", "langgraph")
-    needed("langchain_openai", "langchain-openai")
+    with _uncollected():
+        bar.says("importing LangGraph")
+        needed("langgraph.graph", "langgraph")
+        needed("langchain_openai", "langchain-openai")
+        bar.step()
+        bar.says("importing LiteLLM")
+        import litellm
     bar.step()
-    bar.says("importing LiteLLM")
-    import litellm
-
     litellm.suppress_debug_info = True
-    logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)
-    bar.step()
+    for name in ("LiteLLM", "langchain_core"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if model is not None:
         check_key(model)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave what is made inside to the end of the process: the collector would take a third of the whole time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager
