@@ -1,0 +1,38 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from langchain_openai import ChatOpenAI
+
+from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks.langchain import BudgetCallbackHandler
+
+CALLS = {"name": "calls", "scope": "user", "meter": "calls", "window": "day"}
+UTTERANCES = {"name": "utterances", "scope": "user", "meter": "utterances", "window": "rolling:60s"}
+OPEN = {"name": "open", "scope": "user", "meter": "in_flight", "limit": 1000}
+ANSWER = {"name": "answer", "scope": "answer"}
+
+Engines = Callable[..., BudgetEngine]
+Models = Callable[..., ChatOpenAI]
+WHO = {"tenant": "acme", "user": "u1"}
+PRICE_IN, PRICE_OUT = Decimal("0.00000015"), Decimal("0.0000006")
+"""Of gpt-4o-mini, in dollars per token."""
+
+
+def config(handler: BudgetCallbackHandler, **metadata: Any) -> Any:
+    """A run's configuration: the handler, and whose run it is."""
+    return {"callbacks": [handler], "metadata": {**WHO, **metadata}}
+
+
+def budget(engine: BudgetEngine, name: str, tenant: str = "acme", user: str = "u1") -> Any:
+    """One balance."""
+    return next(status for status in engine.status(tenant, user) if status.budget == name)
+
+
+def cost(input_tokens: int, output_tokens: int) -> Decimal:
+    """The price of a call of gpt-4o-mini."""
+    return input_tokens * PRICE_IN + output_tokens * PRICE_OUT
