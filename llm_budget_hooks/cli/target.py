@@ -87,7 +87,7 @@ def needed(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        if error.name not in (module, module.partition(".")[0]):
             raise
         raise ConfigurationError(
             f"The demo needs {package}, which is not installed: pip install 'llm_budget_hooks[demo]' {package}"
