@@ -25,6 +25,7 @@ FOREIGN = (
     "ignore:coroutine .*(Logging|ServiceLogging|async_|close).* was never awaited:RuntimeWarning",
     "ignore:Pydantic serializer warnings:UserWarning",
     "ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",
+    "ignore:Accessing the 'model_(computed_)?fields' attribute:DeprecationWarning",
     "ignore:There is no current event loop:DeprecationWarning",
     "ignore:.*:pytest.PytestUnraisableExceptionWarning",
     "ignore:unclosed:ResourceWarning",

@@ -110,7 +110,7 @@ def test_a_refusal_survives_pickling(provider: FakeProvider, capped: MakeEngine)
     capped(SPENT)
     with pytest.raises(BudgetRefused) as caught:
         litellm.completion(**at(provider))
-    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(caught.value))
     assert type(again) is BudgetRefused
     assert (str(again), again.limit, again.status_code) == (str(caught.value), caught.value.limit, 422)
 
@@ -127,7 +127,7 @@ def test_b088_an_unknown_model_is_refused_as_such(provider: FakeProvider, capped
 def test_b095_a_paid_fallback_is_asked_for_by_itself(provider: FakeProvider, capped: MakeEngine) -> None:
     """The free primary is let in when nothing is left, and its paid fallback is not."""
     capped(SPENT, prices={"openai/of-ours": {"input": "0", "output": "0"}})
-    asked = at(provider, model="openai/of-ours", fallbacks=["openai/gpt-4o"])
+    asked = at(provider, model="openai/of-ours", max_tokens=100, fallbacks=["openai/gpt-4o"])
     asyncio.run(litellm.acompletion(**asked))
     assert provider.count == 1
     provider.fail_next(1, status=400)
