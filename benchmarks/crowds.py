@@ -21,7 +21,7 @@ from llm_budget_hooks import BudgetEngine, BudgetExceeded, StoreUnavailable
 _PAUSE_S = 0.03
 _SCENE_S = 90.0
 _VICTIMS = (1, 3)
-_CALLS_OF_A_VICTIM = 6
+_CALLS_OF_A_VICTIM = 4
 
 
 class Worker:

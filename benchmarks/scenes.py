@@ -134,10 +134,10 @@ class Books:
     """What really happened, in a file that outlives a killed process: one slot for each, with one writer.
 
     Amounts are in the scene's unit. `unbilled` is what was held above the bill for calls whose outcome nobody has
-    learned; `doubt` is the part of it that the store may or may not have booked when the process was killed.
+    learned; `more` and `less` are what a store has or has not booked on top when the process is killed just then.
     """
 
-    FIELDS = ("offered", "through", "billed", "unbilled", "doubt", "late")
+    FIELDS = ("offered", "through", "billed", "unbilled", "more", "less", "late")
     _LAYOUT = struct.Struct(f"={len(FIELDS)}q")
 
     def __init__(self, path: Path, slot: int) -> None:

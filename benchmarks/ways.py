@@ -44,11 +44,11 @@ class Engine:
 
     def call(self, number: int, fate: str, chance: random.Random) -> Steps:
         hold = self.scene.hold
-        self.books.add(doubt=hold)
+        self.books.add(more=hold)
         try:
             held = yield "reserve", self.scene.call(number)
         finally:
-            self.books.add(doubt=-hold)
+            self.books.add(more=-hold)
         self.books.add(unbilled=hold)
         try:
             usage, cost = yield from Provider(self.scene, self.books).generate(fate, chance)
@@ -68,11 +68,12 @@ class Engine:
 
     def _end(self, ask: tuple[Any, ...], rest: int) -> Steps:
         """End a hold. What it gives back is in doubt until the answer; if that is cut off, the engine asks again."""
-        self.books.add(unbilled=-rest, doubt=rest)
+        doubt = "more" if rest > 0 else "less"
+        self.books.add(**{"unbilled": -rest, doubt: rest})
         try:
             return (yield ask)
         finally:
-            self.books.add(doubt=-rest)
+            self.books.add(**{doubt: -rest})
 
 
 class Total:
