@@ -151,7 +151,7 @@ def faults(played: Played) -> str:
     least, most = known + truth["less"], known + truth["more"]
     if played.reserved or not least <= played.spent <= most:
         found.append(f"books: {played.spent} spent and {played.reserved} held, {least} to {most} is true")
-    if scene.honest_bound and truth["billed"] > scene.limit:
+    if scene.honest_bound and max(truth["billed"], played.spent) > scene.limit:
         found.append("overshoot")
     unused = scene.limit - played.spent
     if scene.honest_bound and unused >= (1 + truth["late"]) * scene.hold:

@@ -98,13 +98,15 @@ def bare_increment() -> Operation:
 
 
 def fill(engine: BudgetEngine, users: int, *, awaited: bool) -> None:
-    """Give every user one call that is over and one hold that is open."""
+    """Give every user a hold that is open, and every fourth one a call that is over."""
     if awaited:
         asyncio.run(_fill(engine, users))
         return
     for number in range(users):
-        engine.settle(engine.reserve(call_of(number)), cost="0.001")
-        engine.reserve(call_of(number))
+        held = engine.reserve(call_of(number))
+        if number % 4 == 3:
+            engine.settle(held, cost="0.001")
+            engine.reserve(call_of(number))
 
 
 async def _fill(engine: BudgetEngine, users: int) -> None:
@@ -112,8 +114,10 @@ async def _fill(engine: BudgetEngine, users: int) -> None:
 
     async def some() -> None:
         for number in numbers:
-            await engine.asettle(await engine.areserve(call_of(number)), cost="0.001")
-            await engine.areserve(call_of(number))
+            held = await engine.areserve(call_of(number))
+            if number % 4 == 3:
+                await engine.asettle(held, cost="0.001")
+                await engine.areserve(call_of(number))
 
     await asyncio.gather(*(some() for _ in range(_TASKS)))
     await engine.aclose()
