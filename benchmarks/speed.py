@@ -8,8 +8,8 @@ and of the bare operation alternate, the median round of each repeat is taken, a
 shown: what other processes do only adds. The server and this process are pinned to different cores. Growth is the
 cost of a pair with so many tenants and users, an open hold for each and an ended call for every fourth, and with so
 many past calls of one user that still count in a rolling window, over the cost with the number before. Up to 10,000
-such calls are counted exactly, so 9,000 are shown too; rounds are longer there, so that a checkpoint of SQLite
-falls into each.
+such calls are counted exactly, so 9,000 are shown too, in few rounds, as each pair adds a call; the rounds are long,
+so that SQLite's checkpoints fall into them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ STORES = ("memory", "sqlite", "redis")
 USERS = 1_000
 REDIS_MOST, SQLITE_MOST, MEMORY_MOST, GROWTH_MOST = 4.5, 18.0, 150.0, 1.25
 _ROUNDS, _REPEATS = 200, 5
-_LONG_ROUNDS, _LONG = 30, 25
-_NEARLY_EXACT = 9_000
+_LONG = 20
+_FEW_ROUNDS, _NEARLY_EXACT = 6, 9_000
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ def counted(server: RedisServer, operation: Operation, times: int = 2_000) -> fl
 
 def growth(store: str, largest: int, folder: Path, stack: ExitStack) -> Iterator[Figure]:
     sizes = [1, largest // 100, largest]
-    yield from grown(store, "tenants, users, open holds", sizes, folder, stack, fill, lambda size: size)
+    yield from grown(store, "tenants, users, open holds", sizes, folder, stack, fill, _ROUNDS // 5)
     sizes = sorted({*sizes, min(_NEARLY_EXACT, largest)})
-    yield from grown(store, "past calls of one user", sizes, folder, stack, past_calls, lambda _: 1)
+    yield from grown(store, "past calls of one user", sizes, folder, stack, past_calls, _FEW_ROUNDS)
 
 
 def grown(
@@ -175,7 +175,7 @@ def grown(
     folder: Path,
     stack: ExitStack,
     filled: Callable[..., None],
-    users: Callable[[int], int],
+    rounds: int,
 ) -> Iterator[Figure]:
     operations: list[tuple[Operation, int]] = []
     for at, size in enumerate(sizes):
@@ -183,8 +183,8 @@ def grown(
         began = time.monotonic()
         filled(engine, size, awaited=store == "redis")
         print(f"{store}: {size:,} {what} in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        operations.append((pair(engine, users(size)), _LONG))
-    timed = alternate(operations, rounds=_LONG_ROUNDS, repeats=_REPEATS)
+        operations.append((pair(engine, size if filled is fill else 1), _LONG))
+    timed = alternate(operations, rounds=rounds, repeats=_REPEATS)
     for smaller, larger, a, b in zip(sizes, sizes[1:], timed, timed[1:], strict=False):
         most = GROWTH_MOST if smaller > 1 else None
         yield step(store, what, (smaller, larger), (a, b), most)
