@@ -8,6 +8,8 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,20 @@ _TASKS = 50
 Operation = Callable[[], object]
 
 
-def engine_on(url: str, rolling: str = "60s") -> BudgetEngine:
+@dataclass
+class Clock:
+    """A clock that goes on when it is told to, from the start of a slot of a rolling window."""
+
+    now: datetime = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+def engine_on(url: str, rolling: str = "60s", clock: Clock | None = None) -> BudgetEngine:
     """An engine with five budgets that are never reached."""
     policy = {
         "prices": {MODEL: {"input": "1", "cached_input": "0.1", "output": "10"}},
@@ -37,7 +52,7 @@ def engine_on(url: str, rolling: str = "60s") -> BudgetEngine:
             {"scope": "user", "meter": "in_flight", "limit": 10**6},
         ],
     }
-    return BudgetEngine.open(url, policy)
+    return BudgetEngine.open(url, policy, clock=clock)
 
 
 def call_of(number: int) -> Call:
@@ -97,7 +112,7 @@ def bare_increment() -> Operation:
     return increment
 
 
-def fill(engine: BudgetEngine, users: int, *, awaited: bool) -> None:
+def fill(engine: BudgetEngine, users: int, *, awaited: bool, clock: Clock) -> None:  # noqa: ARG001 - as the others
     """Give every user a hold that is open, and every fourth one a call that is over."""
     if awaited:
         asyncio.run(_fill(engine, users))
@@ -123,20 +138,28 @@ async def _fill(engine: BudgetEngine, users: int) -> None:
     await engine.aclose()
 
 
-def past_calls(engine: BudgetEngine, calls: int, *, awaited: bool) -> None:
-    """Book many calls of one user."""
+def past_calls(engine: BudgetEngine, calls: int, *, awaited: bool, clock: Clock) -> None:
+    """Book many calls of one user, within five minutes of a clock that somebody may look at."""
     if awaited:
-        asyncio.run(_past_calls(engine, calls))
+        asyncio.run(_past_calls(engine, calls, clock))
         return
     for _ in range(calls):
+        clock.advance(300 / calls)
         engine.charge(call_of(0), cost="0.001")
 
 
-async def _past_calls(engine: BudgetEngine, calls: int) -> None:
+def leaving_calls(engine: BudgetEngine, calls: int, *, awaited: bool, clock: Clock) -> None:
+    """Book many calls of one user, and go on to where half of them have left a window of six hours."""
+    past_calls(engine, calls, awaited=awaited, clock=clock)
+    clock.advance(6 * 3600 - 150)
+
+
+async def _past_calls(engine: BudgetEngine, calls: int, clock: Clock) -> None:
     numbers = iter(range(calls))
 
     async def some() -> None:
         for _ in numbers:
+            clock.advance(300 / calls)
             await engine.acharge(call_of(0), cost="0.001")
 
     await asyncio.gather(*(some() for _ in range(_TASKS)))

@@ -8,8 +8,8 @@ and of the bare operation alternate, the median round of each repeat is taken, a
 shown: what other processes do only adds. The server and this process are pinned to different cores. Growth is the
 cost of a pair with so many tenants and users, an open hold for each and an ended call for every fourth, and with so
 many past calls of one user that still count in a rolling window, over the cost with the number before. Up to 10,000
-such calls are counted exactly, so 9,000 are shown too, in few rounds, as each pair adds a call; the rounds are long,
-so that SQLite's checkpoints fall into them.
+such calls are counted exactly, so 9,000 are shown too, in few rounds, as each pair adds a call; and the same at the
+moment when half of them have left the window. The rounds are long, so that SQLite's checkpoints fall into them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from pathlib import Path
 
 from pairs import (
     REFERENCE,
+    Clock,
     bare_evalsha,
     bare_increment,
     bare_transaction,
     client_of,
     engine_on,
     fill,
+    leaving_calls,
     pair,
     past_calls,
 )
@@ -166,6 +168,8 @@ def growth(store: str, largest: int, folder: Path, stack: ExitStack) -> Iterator
     yield from grown(store, "tenants, users, open holds", sizes, folder, stack, fill, _ROUNDS // 5)
     sizes = sorted({*sizes, min(_NEARLY_EXACT, largest)})
     yield from grown(store, "past calls of one user", sizes, folder, stack, past_calls, _FEW_ROUNDS)
+    exact = [size for size in sizes if size <= _NEARLY_EXACT]
+    yield from grown(store, "calls that are leaving", exact, folder, stack, leaving_calls, _FEW_ROUNDS)
 
 
 def grown(
@@ -179,9 +183,10 @@ def grown(
 ) -> Iterator[Figure]:
     operations: list[tuple[Operation, int]] = []
     for at, size in enumerate(sizes):
-        engine = stack.enter_context(engine_on(place(store, f"{filled.__name__}-{at}", folder, stack), rolling="6h"))
+        url, clock = place(store, f"{filled.__name__}-{at}", folder, stack), Clock()
+        engine = stack.enter_context(engine_on(url, "6h", clock if filled is leaving_calls else None))
         began = time.monotonic()
-        filled(engine, size, awaited=store == "redis")
+        filled(engine, size, awaited=store == "redis", clock=clock)
         print(f"{store}: {size:,} {what} in {time.monotonic() - began:.0f} s", file=sys.stderr)
         operations.append((pair(engine, size if filled is fill else 1), _LONG))
     timed = alternate(operations, rounds=rounds, repeats=_REPEATS)
