@@ -173,14 +173,16 @@ class ProviderFailed(Exception):
 
 @dataclass
 class Provider:
-    """Takes a few milliseconds for a call, and bills it when it has arrived, whoever still listens."""
+    """Takes a few milliseconds for one call, and bills it when it has arrived, whoever still listens."""
 
     scene: Scene
     books: Books
+    reached: bool = False
 
     def generate(self, fate: str, chance: random.Random) -> Steps:
         """Steps that end in the usage and its cost."""
         yield "sleep", LATENCY_S / 2
+        self.reached = True
         self.books.add(through=1)
         if fate == "fails":
             raise ProviderFailed

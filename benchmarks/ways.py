@@ -50,16 +50,21 @@ class Engine:
         finally:
             self.books.add(more=-hold)
         self.books.add(unbilled=hold)
+        provider = Provider(self.scene, self.books)
         try:
-            usage, cost = yield from Provider(self.scene, self.books).generate(fate, chance)
+            usage, cost = yield from provider.generate(fate, chance)
         except ProviderFailed:
             yield from self._end(("release", held), hold)
         except (TimeoutError, asyncio.CancelledError):
-            yield "settle", held
+            yield from (self._unknown(held) if provider.reached else self._end(("release", held), hold))
             raise
         else:
             if fate != "forgotten":
                 yield from self._settle(held, usage, hold - cost)
+
+    def _unknown(self, held: Reservation) -> Steps:
+        """Nobody knows what was billed, so what was held is charged."""
+        yield "settle", held
 
     def _settle(self, held: Reservation, usage: Any, rest: int) -> Steps:
         settlement = yield from self._end(("settle", held, {"usage": usage}), rest)
