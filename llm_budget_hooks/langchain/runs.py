@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from langchain_core.runnables.config import var_child_runnable_config
+
 from llm_budget_hooks.engine import BudgetEngine, Utterance
 from llm_budget_hooks.engine.utterance import current_utterance
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
@@ -100,16 +102,19 @@ class Runs:
         return found
 
     def _above(self, engine: BudgetEngine, parent: UUID | None) -> Root | None:
-        """By the parent; else by LangSmith's trace; else the root of this context, if it has not ended."""
+        """By the parent; else by LangSmith's trace; else the root of this context, if it has not ended.
+
+        Some wrappers, `with_fallbacks` among them, give what they run the outer configuration and so no parent; what
+        LangChain has put in the context says then where it hangs.
+        """
         if parent is None:
-            return None
+            return self._roots.get(here) if (here := _parent_here()) is not None else None
         found = self._roots.get(parent)
         if found is None:
             traced = _traced()
             found = None if traced is None else self._roots.get(traced)
         if found is None:
-            here = _ROOT.get()
-            found = here if here is not None and here.scope.engine is engine and not here.ended else None
+            found = _root_of_context(engine)
         return found
 
 
@@ -120,15 +125,18 @@ def enter(root: Root) -> None:
 
 def root_here(engine: BudgetEngine) -> Root | None:
     """The root that the running code is in: by LangChain's own configuration, else by this context."""
-    from langchain_core.runnables.config import var_child_runnable_config
+    return Runs.of(engine).known(_parent_here()) or _root_of_context(engine)
 
-    config = var_child_runnable_config.get()
-    parent = getattr((config or {}).get("callbacks"), "parent_run_id", None)
-    found = Runs.of(engine).known(parent)
-    if found is None:
-        here = _ROOT.get()
-        found = here if here is not None and here.scope.engine is engine and not here.ended else None
-    return found
+
+def _parent_here() -> UUID | None:
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    parent = getattr(callbacks, "parent_run_id", None)
+    return parent if isinstance(parent, UUID) else None
+
+
+def _root_of_context(engine: BudgetEngine) -> Root | None:
+    here = _ROOT.get()
+    return here if here is not None and here.scope.engine is engine and not here.ended else None
 
 
 def _new_root(engine: BudgetEngine, id: UUID, metadata: Mapping[str, Any]) -> Root:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from langchain_openai import ChatOpenAI
 
-from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks import BudgetEngine, Call, Reservation
 from llm_budget_hooks.langchain import BudgetCallbackHandler
 
 CALLS = {"name": "calls", "scope": "user", "meter": "calls", "window": "day"}
@@ -36,3 +37,22 @@ def budget(engine: BudgetEngine, name: str, tenant: str = "acme", user: str = "u
 def cost(input_tokens: int, output_tokens: int) -> Decimal:
     """The price of a call of gpt-4o-mini."""
     return input_tokens * PRICE_IN + output_tokens * PRICE_OUT
+
+
+def spent(engine: BudgetEngine) -> BudgetEngine:
+    """The engine, with one call of the user booked."""
+    engine.charge(Call(model="gpt-4o-mini", tenant="acme", user="u1"), cost=0)
+    return engine
+
+
+def reserved_calls(engine: BudgetEngine, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """All that is reserved from now on, refused or not."""
+    seen: list[Call] = []
+    reserve = engine.reserve
+
+    def record(call: Call) -> Reservation:
+        seen.append(call)
+        return reserve(call)
+
+    monkeypatch.setattr(engine, "reserve", record)
+    return seen

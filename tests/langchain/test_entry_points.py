@@ -18,7 +18,6 @@ from llm_budget_hooks import BudgetExceeded
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
 from llm_budget_hooks.testing import FakeProvider
 
-
 Way = Callable[[Any, Any], Any]
 
 
