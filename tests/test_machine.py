@@ -1,10 +1,14 @@
-"""The state machine of rule 3, as a table, on the store in memory (the others are held equal to it)."""
+"""The state machine of rule 3, as a table, on every store."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from llm_budget_hooks.stores.memory import MemoryStore
+from llm_budget_hooks.config import open_store
+from llm_budget_hooks.models import Policy
+from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import (
     Ended,
     Ending,
@@ -24,7 +28,7 @@ from llm_budget_hooks.transitions import (
 T0 = 1_000_000_000_000
 DAY = 86_400_000
 TERMS = Terms(timeout_ms=600_000, remember_ms=3_600_000)
-SHAPE = Shape((Rule("day", "user", Meter.USD, Kind.CALENDAR, 1_000, T0 + DAY, DAY),))
+RULE = Rule("day", "user", Meter.USD, Kind.CALENDAR, 1_000, T0 + DAY, DAY)
 HELD, ACTUAL = 100, 30
 
 ENDS = {"open", "released", "expired", "settled without usage", "settled"}
@@ -63,13 +67,20 @@ WANTED = {
 }
 
 
-def do(store: MemoryStore, operation: str, now: int) -> int | None:
+@pytest.fixture
+def store(engine_url: str) -> Iterator[Store]:
+    made = open_store(engine_url, Policy(store_timeout="10s"))
+    yield made
+    made.close()
+
+
+def do(store: Store, operation: str, now: int) -> int | None:
     if operation in ("reserve", "reserve again"):
-        answer = store.execute(Reserve("h", "same", SHAPE, ("a:1",), (HELD,), ("u", ""), "", TERMS, now_ms=now))
+        answer = store.execute(Reserve("h", "same", Shape((RULE,)), ("a:1",), (HELD,), ("u", ""), "", TERMS, now_ms=now))
         assert isinstance(answer, Reserved)
         return answer.verdict
     if operation == "expire":
-        store.execute(Read(SHAPE, ("a:1",), ("u", ""), TERMS, now_ms=now + TERMS.timeout_ms))
+        store.execute(Read(Shape((RULE,)), ("a:1",), ("u", ""), TERMS, now_ms=now + TERMS.timeout_ms))
         return None
     ending = {"release": Ending.RELEASE, "extend": Ending.EXTEND}.get(operation, Ending.SETTLE)
     final = operation == "settle"
@@ -79,40 +90,36 @@ def do(store: MemoryStore, operation: str, now: int) -> int | None:
 
 
 @pytest.mark.parametrize(("state", "operation"), WANTED)
-def test_every_state_meets_every_operation(state: str, operation: str) -> None:
-    store = MemoryStore()
+def test_every_state_meets_every_operation(store: Store, state: str, operation: str) -> None:
     do(store, "reserve", T0)
     reach = {"released": "release", "expired": "expire", "open": None}.get(state, state.replace("settled", "settle"))
     if reach:
         do(store, reach, T0 + 1)
     now = T0 + 2 if state != "expired" else T0 + TERMS.timeout_ms + 2
     answer = do(store, operation, now)
-    end = store.execute(Read(SHAPE, ("a:1",), ("u", ""), TERMS, now_ms=now))
+    end = store.execute(Read(Shape((RULE,)), ("a:1",), ("u", ""), TERMS, now_ms=now))
     wanted, spent, reserved = WANTED[(state, operation)]
     assert (answer, end.accounts[0].spent, end.accounts[0].reserved) == (wanted, spent, reserved)
 
 
-def test_reserving_again_with_other_content_is_a_conflict_in_every_state() -> None:
-    for reach in (None, "release", "settle", "settle without usage", "expire"):
-        store = MemoryStore()
-        do(store, "reserve", T0)
-        if reach:
-            do(store, reach, T0 + 1)
-        other = Reserve("h", "other", SHAPE, ("a:1",), (HELD,), ("u", ""), "", TERMS, now_ms=T0 + 2)
-        assert store.execute(other).verdict == Verdict.CONFLICT
+@pytest.mark.parametrize("reach", [None, "release", "settle", "settle without usage", "expire"])
+def test_reserving_again_with_other_content_is_a_conflict_in_every_state(store: Store, reach: str | None) -> None:
+    do(store, "reserve", T0)
+    if reach:
+        do(store, reach, T0 + 1)
+    other = Reserve("h", "other", Shape((RULE,)), ("a:1",), (HELD,), ("u", ""), "", TERMS, now_ms=T0 + 2)
+    assert store.execute(other).verdict == Verdict.CONFLICT
 
 
-def test_a_second_final_settle_of_another_amount_changes_nothing_and_says_so() -> None:
-    store = MemoryStore()
+def test_a_second_final_settle_of_another_amount_changes_nothing_and_says_so(store: Store) -> None:
     do(store, "reserve", T0)
     do(store, "settle", T0)
     again = store.execute(Finish("h", Ending.SETTLE, TERMS, ACTUAL + 1, final=True, now_ms=T0))
     assert again.differs
-    assert store.execute(Read(SHAPE, ("a:1",), ("u", ""), TERMS, now_ms=T0)).accounts[0].spent == ACTUAL
+    assert store.execute(Read(Shape((RULE,)), ("a:1",), ("u", ""), TERMS, now_ms=T0)).accounts[0].spent == ACTUAL
 
 
-def test_a_reserve_that_arrives_after_its_release_takes_nothing() -> None:
-    store = MemoryStore()
+def test_a_reserve_that_arrives_after_its_release_takes_nothing(store: Store) -> None:
     store.execute(Finish("h", Ending.RELEASE, TERMS, bury=True, now_ms=T0))
     assert do(store, "reserve", T0 + 1) == Verdict.ENDED
-    assert store.execute(Read(SHAPE, ("a:1",), ("u", ""), TERMS, now_ms=T0 + 1)).accounts[0].reserved == 0
+    assert store.execute(Read(Shape((RULE,)), ("a:1",), ("u", ""), TERMS, now_ms=T0 + 1)).accounts[0].reserved == 0

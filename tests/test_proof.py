@@ -143,7 +143,7 @@ class TestAdmissionRaces:
 
     def test_b004_a_pickled_engine_counts_against_the_same_limit(self, shared_url: str) -> None:
         with opened(shared_url, WORTH_TEN["calls"]) as engine:
-            copy = pickle.loads(pickle.dumps(engine))  # noqa: S301 - made here
+            copy = pickle.loads(pickle.dumps(engine))
             assert sum(attempt(each, CALL, at_bound) for each in (engine, copy) * 10) == 10
             copy.close()
 

@@ -215,7 +215,7 @@ def test_a_window_is_frozen_and_travels() -> None:
     bounds = day.bounds(ms("2026-11-29T12:00:00Z"))
     with pytest.raises(FrozenInstanceError):
         day.zone = "UTC"  # type: ignore[misc]
-    for twin in (pickle.loads(pickle.dumps(day)), copy.deepcopy(day)):  # noqa: S301 - our own bytes
+    for twin in (pickle.loads(pickle.dumps(day)), copy.deepcopy(day)):
         assert twin == day
         assert twin.bounds(ms("2026-11-29T12:00:00Z")) == bounds
 

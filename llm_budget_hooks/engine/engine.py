@@ -322,7 +322,7 @@ class BudgetEngine:
         self._store.close()
 
     async def aclose(self) -> None:
-        """Same as `close`, awaited; it closes the connections of the running event loop, so call it before that ends."""
+        """Same as `close`, awaited. It closes the running event loop's connections: call it before that ends."""
         try:
             await self.aflush()
         except StoreUnavailable as error:

@@ -35,7 +35,7 @@ def test_a_moved_entry_point_fails_loudly(capped: MakeEngine, monkeypatch: pytes
         """As a LiteLLM would have it that has changed its decorator."""
 
     monkeypatch.setattr(litellm, "completion", elsewhere)
-    with pytest.raises(ConfigurationError, match="LiteLLM .* has moved .*: completion"):
+    with pytest.raises(ConfigurationError, match=r"LiteLLM .* has moved .*: completion"):
         entry.self_test()
 
 

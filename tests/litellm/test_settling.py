@@ -170,10 +170,10 @@ def test_cached_and_reasoning_tokens_are_priced_as_such(
     ("usage", "counts"),
     [
         ({"prompt_tokens": 3, "completion_tokens": 4}, (3, 0, 0, 4)),
-        ({"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 80}, "completion_tokens": 1}, (100, 80, 0, 1)),
-        ({"input_tokens": 10, "cache_read_input_tokens": 80, "cache_creation_input_tokens": 5, "output_tokens": 1}, (95, 80, 5, 1)),
+        ({"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 80}, "completion_tokens": 1}, (100, 80, 0, 1)),  # noqa: E501 - a row of the table is a line
+        ({"input_tokens": 10, "cache_read_input_tokens": 80, "cache_creation_input_tokens": 5, "output_tokens": 1}, (95, 80, 5, 1)),  # noqa: E501 - a row of the table is a line
         ({"input_tokens": 100, "input_tokens_details": {"cached_tokens": 80}, "output_tokens": 1}, (100, 80, 0, 1)),
-        ({"prompt_tokens": 1000, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 900, "completion_tokens": 1}, (1000, 0, 900, 1)),
+        ({"prompt_tokens": 1000, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 900, "completion_tokens": 1}, (1000, 0, 900, 1)),  # noqa: E501 - a row of the table is a line
     ],
 )  # fmt: skip
 def test_b076_every_shape_of_usage_counts_the_whole_prompt(usage: Any, counts: Any) -> None:

@@ -183,9 +183,9 @@ def test_names_that_come_by_the_million_are_not_all_kept() -> None:
 def test_a_book_and_its_prices_travel() -> None:
     book = PriceBook({"x": {"input": 1, "output": 2}}, aliases={"y": "x"})
     usage = Usage(input_tokens=1000, output_tokens=10)
-    for twin in (pickle.loads(pickle.dumps(book)), copy.deepcopy(book)):  # noqa: S301 - our own bytes
+    for twin in (pickle.loads(pickle.dumps(book)), copy.deepcopy(book)):
         assert twin.price("y").cost_nusd(usage) == book.price("y").cost_nusd(usage)
-    assert pickle.loads(pickle.dumps(book.price("y"))) == book.price("y")  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(book.price("y"))) == book.price("y")
 
 
 def test_without_the_list_own_prices_still_count(monkeypatch: pytest.MonkeyPatch) -> None:
