@@ -76,7 +76,9 @@ def store(engine_url: str) -> Iterator[Store]:
 
 def do(store: Store, operation: str, now: int) -> int | None:
     if operation in ("reserve", "reserve again"):
-        answer = store.execute(Reserve("h", "same", Shape((RULE,)), ("a:1",), (HELD,), ("u", ""), "", TERMS, now_ms=now))
+        answer = store.execute(
+            Reserve("h", "same", Shape((RULE,)), ("a:1",), (HELD,), ("u", ""), "", TERMS, now_ms=now)
+        )
         assert isinstance(answer, Reserved)
         return answer.verdict
     if operation == "expire":
