@@ -32,7 +32,7 @@ class Start:
         metadata: of the run, inherited parts included.
         name: of the run, if somebody gave it one.
         params: the invocation parameters.
-        alone: whether it is the only prompt of its request to LangChain.
+        prompts: how many prompts its request to LangChain has.
     """
 
     run_id: UUID
@@ -41,7 +41,7 @@ class Start:
     metadata: Mapping[str, Any]
     name: str | None
     params: Mapping[str, Any]
-    alone: bool = True
+    prompts: int = 1
 
 
 def model_of(start: Start) -> str:

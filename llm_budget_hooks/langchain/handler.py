@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from typing_extensions import override
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import open_ticket
 from llm_budget_hooks.errors import AlreadyResolved, BudgetExceeded, ConfigurationError, ReservationConflict
+from llm_budget_hooks.langchain.batches import abandoned_batch, join_batch
 from llm_budget_hooks.langchain.calls import Start, call_of, model_of, step_of
 from llm_budget_hooks.langchain.opened import Opened
 from llm_budget_hooks.langchain.refusal import BudgetRefused, refused, sticks
@@ -223,8 +225,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         if run_id in self._runs.calls or run_id in self._runs.ended:
             return
         params = more.get("invocation_params") or _NONE
-        alone = (more.get("batch_size") or 1) == 1
-        start = Start(run_id, parent, inputs, metadata or _NONE, more.get("name"), params, alone)
+        start = Start(run_id, parent, inputs, metadata or _NONE, more.get("name"), params, more.get("batch_size") or 1)
         self._deciding(lambda: self._opened(start))
 
     def _deciding(self, step: Callable[[], None]) -> None:
@@ -242,18 +243,27 @@ class BudgetCallbackHandler(BaseCallbackHandler):
 
     def _opened(self, start: Start) -> None:
         root = self._runs.root(self.engine, start.run_id, start.parent_run_id, start.metadata)
+        try:
+            reservation = self._admitted(start, root)
+        except BudgetExceeded:
+            self._abandon()
+            raise
+        opened = Opened(start.run_id, reservation, root, open_ticket(self.engine))
+        if start.prompts > 1:
+            opened.batch = join_batch(opened, start.prompts)
+        self._runs.calls.put(start.run_id, opened)
+        root.calls[start.run_id] = opened
+        opened.watch(self._sweep)
+
+    def _admitted(self, start: Start, root: Root) -> Reservation:
         if root.refused is not None and not self._is_cheap(model_of(start)):
             raise root.refused
         try:
-            reservation = self._reserve(start, root)
+            return self._reserve(start, root)
         except BudgetExceeded as error:
             if sticks(error):
                 root.refused = error
             raise
-        opened = Opened(reservation, root, open_ticket(self.engine), start.alone)
-        self._runs.calls.put(start.run_id, opened)
-        root.calls[start.run_id] = opened
-        opened.watch(self._sweep)
 
     def _reserve(self, start: Start, root: Root) -> Reservation:
         call = call_of(start, root.tenant, root.user, root.feature)
@@ -263,6 +273,12 @@ class BudgetCallbackHandler(BaseCallbackHandler):
             except (AlreadyResolved, ReservationConflict):
                 # Somebody used a run id twice; each use is an attempt of its own.
                 return self.engine.reserve(replace(call, id=None))
+
+    def _abandon(self) -> None:
+        """One prompt of a `generate` is refused, so those before it are not sent either."""
+        for opened in abandoned_batch():
+            if self._taken(opened.run_id) is not None:
+                self._quietly(partial(self.engine.release, opened.reservation))
 
     def _is_cheap(self, model: str) -> bool:
         return any(fnmatchcase(model, pattern) for pattern in self.engine.policy.tiers.get("cheap", ()))
@@ -279,7 +295,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     def _ended(self, run_id: UUID, parent: UUID | None, response: LLMResult) -> None:
         opened = self._taken(run_id)
         if opened is not None:
-            opened.settle(self.engine, outcome_of(response, alone=opened.alone))
+            opened.settle(self.engine, outcome_of(response, alone=opened.batch is None))
         elif run_id not in self._runs.ended:
             self._unheld(run_id, parent, outcome_of(response))
 
@@ -302,6 +318,9 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         opened = self._taken(run_id)
         if opened is not None:
             opened.fail(self.engine, error, outcome_of(response))
+            # The blocking form tells the prompts beside it nothing; what the awaited form tells them corrects this.
+            for other in opened.batch.calls if opened.batch is not None else ():
+                self._sweep(other)
 
     def _decided(self, run_id: UUID, outputs: Any) -> None:
         opened = self._taken(run_id)

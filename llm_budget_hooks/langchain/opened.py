@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import Ticket
 from llm_budget_hooks.errors import PriceUnknown
+from llm_budget_hooks.langchain.batches import Batch
 from llm_budget_hooks.langchain.runs import Root
 from llm_budget_hooks.langchain.tokens import likely
 from llm_budget_hooks.langchain.usage import Outcome
@@ -27,19 +29,32 @@ class Opened:
     """A call that was let in. It has one final end; a provisional one may come before.
 
     Attributes:
+        run_id: of the model run.
         reservation: its hold.
         root: the root run it belongs to.
         ticket: covers the request that it makes from being held twice.
-        alone: whether it is the only prompt of its request to LangChain.
+        batch: the prompts of the same `generate`; None if it is the only one.
     """
 
-    __slots__ = ("_ended", "_lock", "_on_done", "_provisional", "_task", "alone", "reservation", "root", "ticket")
+    __slots__ = (
+        "_ended",
+        "_lock",
+        "_on_done",
+        "_provisional",
+        "_task",
+        "batch",
+        "reservation",
+        "root",
+        "run_id",
+        "ticket",
+    )
 
-    def __init__(self, reservation: Reservation, root: Root, ticket: Ticket, alone: bool) -> None:
+    def __init__(self, run_id: UUID, reservation: Reservation, root: Root, ticket: Ticket) -> None:
+        self.run_id = run_id
         self.reservation = reservation
         self.root = root
         self.ticket = ticket
-        self.alone = alone
+        self.batch: Batch | None = None
         self._task: asyncio.Task[Any] | None = None
         self._on_done: Callable[[Any], None] | None = None
         self._lock = threading.Lock()
