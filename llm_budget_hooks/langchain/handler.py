@@ -315,12 +315,16 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         self.engine.charge(call, usage=outcome.usage, force=True)
 
     def _failed(self, run_id: UUID, error: BaseException, response: LLMResult | None) -> None:
-        opened = self._taken(run_id)
-        if opened is not None:
-            opened.fail(self.engine, error, outcome_of(response))
-            # The blocking form tells the prompts beside it nothing; what the awaited form tells them corrects this.
-            for other in opened.batch.calls if opened.batch is not None else ():
-                self._sweep(other)
+        opened = self._runs.calls.get(run_id)
+        if opened is None:
+            return
+        opened.root.calls.pop(run_id, None)
+        if opened.fail(self.engine, error, outcome_of(response)):
+            self._runs.calls.pop(run_id)
+            self._runs.ended.put(run_id, True)
+        # The blocking form tells the prompts beside it nothing; what the awaited form tells them corrects this.
+        for other in opened.batch.calls if opened.batch is not None else ():
+            self._sweep(other)
 
     def _decided(self, run_id: UUID, outputs: Any) -> None:
         opened = self._taken(run_id)

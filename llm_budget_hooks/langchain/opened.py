@@ -97,16 +97,24 @@ class Opened:
             usage = replace(usage, input_tokens=self._likely_input(), exact=False)
         engine.settle(self.reservation, usage=usage, model=outcome.model)
 
-    def fail(self, engine: BudgetEngine, error: BaseException, outcome: Outcome) -> None:
-        """Book an error: the provider's own is not billed; after any other, the outcome is unknown."""
+    def fail(self, engine: BudgetEngine, error: BaseException, outcome: Outcome) -> bool:
+        """Book an error: the provider's own is not billed; after any other, the outcome is unknown.
+
+        Returns:
+            whether that was its final end; False if nothing is known but that what it holds may be spent.
+        """
         if http_status(error) is not None and not outcome.output_tokens:
-            engine.release(self.reservation)
-            return
+            if self.claim(final=True):
+                engine.release(self.reservation)
+            return True
         floor = outcome.usage or self._counted(outcome)
         if outcome.output_tokens and self._costs_more(engine, floor):
-            engine.settle(self.reservation, usage=floor, model=outcome.model)
-        else:
+            if self.claim(final=True):
+                engine.settle(self.reservation, usage=floor, model=outcome.model)
+            return True
+        if self.claim(final=False):
             engine.settle(self.reservation)
+        return False
 
     def _counted(self, outcome: Outcome) -> Usage:
         return Usage(input_tokens=self._likely_input(), output_tokens=outcome.output_tokens, exact=False)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llm_budget_hooks.langchain.opened import Opened
 
 _MAX_RUNS = 20_000
-_MAX_CALLS = 50_000
+_MAX_CALLS = 20_000
 _MAX_ENDED = 10_000
 _FRAMEWORKS = ("langchain", "langgraph")
 _WHOLE = frozenset({"invoke", "ainvoke", "batch", "abatch", "generate", "agenerate"})
