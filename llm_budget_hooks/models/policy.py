@@ -205,6 +205,19 @@ def _unique(budgets: tuple[Budget, ...]) -> tuple[Budget, ...]:
     return budgets
 
 
+class Identity(_Model):
+    """Which of the fields that a LiteLLM proxy has authenticated name the payer; the first that is set counts.
+
+    Attributes:
+        tenant: fields of ``user_api_key_dict``, such as ``org_id`` and ``team_id``; ``metadata.NAME`` is one of the
+            key's own metadata.
+        user: the same for the user within the tenant.
+    """
+
+    tenant: tuple[str, ...] = ("org_id", "team_id")
+    user: tuple[str, ...] = ("user_id", "api_key")
+
+
 class Policy(_Model):
     """All rules of one namespace. The file form is TOML with the same keys.
 
@@ -225,6 +238,7 @@ class Policy(_Model):
         cached_discount: price of cached input where none is known, as a share of the input price.
         prices: own prices by model, see `llm_budget_hooks.pricing`.
         aliases: other names for models.
+        identity: which fields of a LiteLLM proxy's authentication name tenant and user.
         steps: dollars held for a named step, instead of `step_budget`.
         budgets: the rules, in order.
         tenants: what is different for single tenants.
@@ -257,6 +271,7 @@ class Policy(_Model):
     allow_eviction: bool = False
     prices: dict[str, dict[str, Any]] = Field(default_factory=dict)
     aliases: dict[str, str] = Field(default_factory=dict)
+    identity: Identity = Field(default_factory=Identity)
     tiers: dict[str, tuple[str, ...]] = {"cheap": ("*haiku*", "*-mini*", "*-nano*")}
     steps: dict[str, Dollars] = Field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
