@@ -55,16 +55,29 @@ class Attempt:
         kind: the sync name of the entry point.
         call: what was asked.
         reservation: the hold; None where an outer integration has it.
+        offer: a hold that was taken for this request before; it is used if it is for the same model.
         hides_usage: the usage of the stream was not asked for by the caller.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_name", "_open", "call", "engine", "hides_usage", "kind", "reservation")
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "_name",
+        "_open",
+        "call",
+        "engine",
+        "hides_usage",
+        "kind",
+        "offer",
+        "reservation",
+    )
 
     def __init__(self, engine: BudgetEngine, kind: str, call: Call) -> None:
         self.engine = engine
         self.kind = kind
         self.call = call
         self.reservation: Reservation | None = None
+        self.offer: Reservation | None = None
         self.hides_usage = False
         self._name = f"litellm-{next(_NUMBERS)}"
         self._lock = threading.Lock()
@@ -80,6 +93,10 @@ class Attempt:
         Raises:
             BudgetRefused: a budget said no; nothing is held.
         """
+        if self._accepts():
+            return self
+        if self.offer is not None:
+            self.engine.release(self.offer)
         if self.covered() is None:
             try:
                 self.reservation = self.engine.reserve(self.call)
@@ -91,6 +108,10 @@ class Attempt:
 
     async def abegin(self) -> Self:
         """Same as `begin`, awaited."""
+        if self._accepts():
+            return self
+        if self.offer is not None:
+            await self.engine.arelease(self.offer)
         if self.covered() is None:
             try:
                 self.reservation = await self.engine.areserve(self.call)
@@ -99,6 +120,13 @@ class Attempt:
             finally:
                 self._open = self.reservation is not None
         return self
+
+    def _accepts(self) -> bool:
+        """Whether the hold that was taken before is for this request as it is now."""
+        if self.offer is None or self.offer.call.model != self.call.model:
+            return False
+        self.reservation = self.offer
+        return True
 
     @property
     def open(self) -> bool:

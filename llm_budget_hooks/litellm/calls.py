@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import litellm
 
-from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.litellm.media import amount_of
 from llm_budget_hooks.litellm.tokens import input_bound
@@ -21,24 +21,31 @@ _BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _NO_OUTPUT: Final = frozenset({"embedding", "rerank", "moderation"})
 
 
-@dataclass(slots=True)
-class ProxyIdentity:
-    """Who asks, as a proxy has authenticated it; it goes before all that the request says.
+@dataclass(slots=True, eq=False)
+class ProxyRequest:
+    """One HTTP request to a proxy: who asks, as the proxy has authenticated it, and the hold taken before routing.
 
     Attributes:
-        tenant, user: who pays.
-        utterance: names the HTTP request.
+        tenant, user: who pays; they go before all that the request says.
+        utterance: names the request, or what the client says it belongs to, within that client's identity.
         feature, step: as the client says; they choose no payer.
+        hold: taken before routing, for the first attempt.
     """
 
-    tenant: str
-    user: str
+    tenant: str | None
+    user: str | None
     utterance: str
     feature: str | None = None
     step: str | None = None
+    hold: Reservation | None = None
+
+    def take(self) -> Reservation | None:
+        """The hold, once."""
+        taken, self.hold = self.hold, None
+        return taken
 
 
-PROXY_IDENTITY: ContextVar[ProxyIdentity | None] = ContextVar("llm_budget_hooks_proxy_identity", default=None)
+PROXY_REQUEST: ContextVar[ProxyRequest | None] = ContextVar("llm_budget_hooks_proxy_request", default=None)
 
 
 def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
@@ -68,7 +75,7 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
 
 def identity_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Whose request it is: what a proxy authenticated, else the request's own metadata, else ``user=``."""
-    proxied = PROXY_IDENTITY.get()
+    proxied = PROXY_REQUEST.get()
     if proxied is not None:
         return {name: getattr(proxied, name) for name in _KEYS}
     stated: dict[str, Any] = {}

@@ -24,7 +24,7 @@ import litellm.utils
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.litellm.attempts import Attempt, ended_by
-from llm_budget_hooks.litellm.calls import call_of, streams_usage
+from llm_budget_hooks.litellm.calls import PROXY_REQUEST, call_of, streams_usage
 from llm_budget_hooks.litellm.refusal import TwoEngines
 from llm_budget_hooks.litellm.refused_before import refuse_again, remembered, unchanged
 from llm_budget_hooks.litellm.streams import is_stream, metered
@@ -251,6 +251,9 @@ def _attempt(
     asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
     refuse_again(engine, asked)
     attempt = Attempt(engine, entry.removeprefix("a") if entry in _ASYNC else entry, call_of(engine, entry, asked))
+    proxied = PROXY_REQUEST.get()
+    if proxied is not None:
+        attempt.offer = proxied.take()
     if logged is not None:
         setattr(logged, _MARK, attempt)
     return attempt
