@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _CURRENT: ContextVar[Utterance | None] = ContextVar("llm_budget_hooks_utterance", default=None)
 
 
+def surrounding_utterance() -> Utterance | None:
+    """The utterance that the running code is in, of whichever engine."""
+    return _CURRENT.get()
+
+
 def current_utterance(engine: BudgetEngine) -> Utterance | None:
     """The utterance of this engine that the running code is in."""
     scope = _CURRENT.get()

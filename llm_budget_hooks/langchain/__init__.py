@@ -1,6 +1,36 @@
-"""LangChain and LangGraph: ``config={"callbacks": [BudgetCallbackHandler(engine)]}`` caps every model call of a run."""
+"""LangChain and LangGraph: ``config={"callbacks": [BudgetCallbackHandler(engine)]}`` caps every model call of a run.
 
+What is not promised: attempts that a provider's own client repeats inside one call (``max_retries``) are one hold,
+since LangChain does not see them; a handler sees what LangChain's context reaches, which raw threads leave, see
+`install`; a handler cannot lower ``max_tokens``, which `BudgetMiddleware` can.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llm_budget_hooks.langchain.embeddings import BudgetedEmbeddings
 from llm_budget_hooks.langchain.handler import BudgetCallbackHandler
+from llm_budget_hooks.langchain.hooks import install, uninstall
 from llm_budget_hooks.langchain.refusal import BudgetRefused
 
-__all__ = ["BudgetCallbackHandler", "BudgetRefused"]
+if TYPE_CHECKING:
+    from llm_budget_hooks.langchain.middleware import BudgetMiddleware
+
+__all__ = [
+    "BudgetCallbackHandler",
+    "BudgetMiddleware",
+    "BudgetRefused",
+    "BudgetedEmbeddings",
+    "install",
+    "uninstall",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Agents are in the extra `langchain`; all else here needs langchain-core alone.
+    if name != "BudgetMiddleware":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from llm_budget_hooks.langchain.middleware import BudgetMiddleware
+
+    return BudgetMiddleware

@@ -17,7 +17,8 @@ from llm_budget_hooks.langchain.tokens import has_cache_marks, input_bound
 from llm_budget_hooks.models import Call
 
 _STEP_KEYS = ("step", "lc_agent_name", "langgraph_node")
-_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample")
+# langchain-openai sends a `max_tokens` of the call in place of the `max_completion_tokens` of the model.
+_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample")
 _TIERS = frozenset({"priority", "flex", "batch"})
 _NOTHING: Mapping[str, Any] = {}
 

@@ -33,6 +33,7 @@ class Opened:
         reservation: its hold.
         root: the root run it belongs to.
         ticket: covers the request that it makes from being held twice.
+        task: that runs it, if it is awaited and has not ended.
         batch: the prompts of the same `generate`; None if it is the only one.
     """
 
@@ -41,11 +42,12 @@ class Opened:
         "_lock",
         "_on_done",
         "_provisional",
-        "_task",
         "batch",
         "reservation",
         "root",
         "run_id",
+        "task",
+        "task",
         "ticket",
     )
 
@@ -55,7 +57,7 @@ class Opened:
         self.root = root
         self.ticket = ticket
         self.batch: Batch | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self._on_done: Callable[[Any], None] | None = None
         self._lock = threading.Lock()
         self._provisional = False
@@ -68,7 +70,7 @@ class Opened:
         except RuntimeError:
             return
         if task is not None:
-            self._task, self._on_done = task, lambda _: lost(self)
+            self.task, self._on_done = task, lambda _: lost(self)
             task.add_done_callback(self._on_done)
 
     def claim(self, *, final: bool) -> bool:
@@ -79,9 +81,9 @@ class Opened:
             self._provisional = True
             self._ended = final
         self.ticket.close()
-        if self._task is not None and self._on_done is not None:
-            self._task.remove_done_callback(self._on_done)
-            self._task = None
+        if self.task is not None and self._on_done is not None:
+            self.task.remove_done_callback(self._on_done)
+            self.task = None
         return True
 
     def settle(self, engine: BudgetEngine, outcome: Outcome) -> None:

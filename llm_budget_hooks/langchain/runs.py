@@ -6,6 +6,7 @@ bounded. A run that has ended stays known until it is pushed out, since work tha
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -54,6 +55,12 @@ class Root:
     refused: BudgetExceeded | None = None
     calls: dict[UUID, Opened] = field(default_factory=dict)
     ended: bool = False
+
+    def cancelled(self, engine: BudgetEngine, task: asyncio.Task[Any] | None) -> None:
+        """A task that runs calls of this root was cancelled: what they hold is spent, as far as anybody knows."""
+        for opened in list(self.calls.values()):
+            if opened.task is task and opened.claim(final=False):
+                engine.settle(opened.reservation)
 
 
 _ROOT: ContextVar[Root | None] = ContextVar("llm_budget_hooks_langchain_root", default=None)
@@ -141,17 +148,17 @@ def _root_of_context(engine: BudgetEngine) -> Root | None:
 
 def _new_root(engine: BudgetEngine, id: UUID, metadata: Mapping[str, Any]) -> Root:
     outer = current_utterance(engine)
-    utterance = _name(metadata, "utterance")
-    tenant = _pinned(outer.tenant if outer else None, _name(metadata, "tenant"))
-    user = _pinned(outer.user if outer else None, _name(metadata, "user"))
-    feature = _pinned(outer.feature if outer else None, _name(metadata, "feature"))
+    utterance = text_in(metadata, "utterance")
+    tenant = _pinned(outer.tenant if outer else None, text_in(metadata, "tenant"))
+    user = _pinned(outer.user if outer else None, text_in(metadata, "user"))
+    feature = _pinned(outer.feature if outer else None, text_in(metadata, "feature"))
     if outer is None:
         named: str | None = utterance or f"lc-{id}"
     elif utterance is not None or (tenant, user, feature) != (outer.tenant, outer.user, outer.feature):
         named = utterance or outer.id
     else:
         named = None
-    scope = engine.utterance(tenant=tenant, user=user, feature=feature, id=named, plan=_plan(metadata))
+    scope = engine.utterance(tenant=tenant, user=user, feature=feature, id=named, plan=plan_in(metadata))
     return Root(id, scope, tenant, user, feature, streamed=_streams())
 
 
@@ -159,14 +166,24 @@ def _pinned(one: str | None, other: str | None) -> str | None:
     return one if one is not None else other
 
 
-def _name(metadata: Mapping[str, Any], key: str) -> str | None:
+def text_in(metadata: Mapping[str, Any], key: str) -> str | None:
+    """A name in a root's metadata.
+
+    Raises:
+        ConfigurationError: it is no text.
+    """
     value = metadata.get(key)
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(f"metadata[{key!r}] is text, not {type(value).__name__}")
     return value
 
 
-def _plan(metadata: Mapping[str, Any]) -> tuple[str, ...] | None:
+def plan_in(metadata: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The steps that a root's metadata announces.
+
+    Raises:
+        ConfigurationError: they are no list of names.
+    """
     value = metadata.get("plan")
     if value is None:
         return None

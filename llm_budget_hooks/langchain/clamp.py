@@ -1,0 +1,73 @@
+"""How many output tokens a call may be allowed, so that what it can cost is what was held and what is left."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from llm_budget_hooks.engine import BudgetEngine, Utterance
+from llm_budget_hooks.errors import PriceUnknown
+from llm_budget_hooks.models import Call
+from llm_budget_hooks.money import parse_nusd
+from llm_budget_hooks.plan import DEFAULT_TENANT
+from llm_budget_hooks.pricing import Price
+from llm_budget_hooks.transitions import Meter
+
+_MOST = 1_000_000
+
+
+def clamped_output(engine: BudgetEngine, call: Call, scope: Utterance | None) -> int | None:
+    """The most output tokens that the call's estimate pays for, and that every budget of money has room for.
+
+    Args:
+        engine: whose budgets count.
+        call: what will be asked.
+        scope: the utterance it belongs to, for the answer's ceiling.
+
+    Returns:
+        None where it cannot be told: no price, or an input without a bound.
+    """
+    if call.input_tokens is None:
+        return None
+    try:
+        price = engine.prices.price(call.model)
+    except PriceUnknown:
+        return None
+    estimate = engine.check(call).estimate
+    amounts = [*_rooms(engine, call), *_answer_rooms(engine, call, scope)]
+    if estimate is not None:
+        amounts.append(parse_nusd(estimate))
+    most = min(n for n in (call.max_output_tokens, price.max_output_tokens, _MOST) if n is not None)
+    return min((_affordable(price, call, amount, most) for amount in amounts), default=most)
+
+
+def _affordable(price: Price, call: Call, nusd: int, most: int) -> int:
+    """By bisection: the most output tokens whose bound is within an amount."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        bound = price.bound_nusd(
+            call.input_tokens or 0, middle, writes_cache=call.writes_cache, service_tier=call.service_tier
+        )
+        low, high = (middle, high) if bound <= nusd else (low, middle - 1)
+    return low
+
+
+def _rooms(engine: BudgetEngine, call: Call) -> list[int]:
+    budgets = {budget.name: budget for budget in engine.policy.budgets_of(call.tenant or DEFAULT_TENANT)}
+    statuses = engine.status(call.tenant or DEFAULT_TENANT, call.user or "")
+    return [
+        parse_nusd(status.available)
+        for status in statuses
+        if isinstance(status.available, Decimal) and budgets[status.budget].covers(call.feature, call.model)
+    ]
+
+
+def _answer_rooms(engine: BudgetEngine, call: Call, scope: Utterance | None) -> list[int]:
+    if scope is None:
+        return []
+    lines, accounts = engine.run(engine.answer_balances(scope))
+    return [
+        max(line.limit - account.spent - account.reserved, 0)
+        for line, account in zip(lines, accounts, strict=True)
+        if line.meter == Meter.USD and line.budget.covers(call.feature, call.model)
+    ]
