@@ -251,6 +251,8 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         opened = Opened(start.run_id, reservation, root, open_ticket(self.engine))
         if start.prompts > 1:
             opened.batch = join_batch(opened, start.prompts)
+            # A refusal at the end of one prompt would lose the answers and the ends of the others.
+            root.streamed = root.streamed or root.id == start.run_id
         self._runs.calls.put(start.run_id, opened)
         root.calls[start.run_id] = opened
         opened.watch(self._sweep)

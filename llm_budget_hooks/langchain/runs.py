@@ -40,7 +40,7 @@ class Root:
         id: of the run.
         scope: the utterance; it joins a surrounding `engine.utterance()` if there is one.
         tenant, user, feature: whose it is, pinned when it began.
-        streamed: the answer reaches the caller in pieces, so its end cannot hold it back.
+        streamed: the answer reaches the caller in pieces or beside others, so its end cannot hold it back.
         refused: what refused it, where that sticks.
         calls: its calls that are open.
         ended: whether its end was seen.
