@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,61 +26,101 @@ LITELLM, BUDGETED, LANGCHAIN, BARE = EXAMPLES
 SPOKEN = "Good morning!"
 
 
-@pytest.fixture
-def provider() -> Iterator[FakeProvider]:
-    with FakeProvider(text=SPOKEN, output_tokens=20) as running:
-        yield running
+TIGHT = RULES.replace('limit = "$5"', 'limit = "$0.000001"')
+RUNNER = """
+import gc, os, runpy, sys
+gc.disable()  # importing the frameworks is most of the time, and this is a third of it
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    runpy.run_path("example.py", run_name="__main__")
+    print("--", flush=True)
+"""
 
 
-def run(example: str, folder: Path, provider: FakeProvider, rules: str = RULES) -> str:
-    """Run an example where a user would: beside the rules, with a key and a provider in the environment."""
-    (folder / "budgets.toml").write_text(rules, encoding="utf-8")
-    (folder / "example.py").write_text(example, encoding="utf-8")
-    names = ("OPENAI_API_BASE", "OPENAI_BASE_URL")
-    env = {**os.environ, **dict.fromkeys(names, provider.base_url), "OPENAI_API_KEY": "any"}
-    env["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120
-    )
+@dataclass
+class Ran:
+    """What came of an example: what it printed, and the folder with its rules and its balances."""
+
+    said: str
+    folder: Path
+
+    def spent(self, tenant: str, user: str | None) -> dict[str, object]:
+        url = f"sqlite:///{self.folder / 'llm-budget.db'}"
+        with BudgetEngine.open(url, self.folder / "budgets.toml") as engine:
+            return {line.budget: line.spent for line in engine.status(tenant=tenant, user=user)}
+
+
+@dataclass
+class Session:
+    """Examples that ran one after the other in one process, and the provider that they called."""
+
+    runs: list[Ran]
+    provider: FakeProvider
+
+    @property
+    def billed(self) -> Decimal:
+        """What the provider bills in all, at the list price of gpt-4o-mini."""
+        return to_decimal(150 * self.provider.billed_input_tokens + 600 * self.provider.billed_output_tokens)
+
+
+def run(folder: Path, examples: list[tuple[str, str]]) -> Session:
+    """Run examples where a user would: beside their rules, with a key and a provider in the environment."""
+    folders = [folder / str(place) for place in range(len(examples))]
+    for place, (example, rules) in zip(folders, examples, strict=True):
+        place.mkdir()
+        (place / "budgets.toml").write_text(rules, encoding="utf-8")
+        (place / "example.py").write_text(example, encoding="utf-8")
+    with FakeProvider(text=SPOKEN, output_tokens=20) as provider:
+        env = {**os.environ, **dict.fromkeys(("OPENAI_API_BASE", "OPENAI_BASE_URL"), provider.base_url)}
+        env |= {"OPENAI_API_KEY": "any", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        command = [sys.executable, "-c", RUNNER, *map(str, folders)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=170)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    said = [text.strip() for text in done.stdout.split("--\n")]
+    return Session([Ran(*pair) for pair in zip(said, folders, strict=False)], provider)
 
 
-def spent(folder: Path, tenant: str, user: str | None) -> dict[str, object]:
-    with BudgetEngine.open(f"sqlite:///{folder / 'llm-budget.db'}", folder / "budgets.toml") as engine:
-        return {line.budget: line.spent for line in engine.status(tenant=tenant, user=user)}
+@pytest.fixture(scope="module")
+def litellm_session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    return run(tmp_path_factory.mktemp("litellm"), [(LITELLM, RULES), (LITELLM, TIGHT)])
 
 
-@pytest.mark.parametrize("example", [LITELLM, LANGCHAIN], ids=["litellm", "langchain"])
-def test_an_example_calls_the_provider_and_books_what_it_cost(
-    example: str, tmp_path: Path, provider: FakeProvider
-) -> None:
-    assert run(example, tmp_path, provider).strip() == SPOKEN
-    assert provider.count == 1
-    balances = spent(tmp_path, "acme", "u1")
+@pytest.fixture(scope="module")
+def langchain_session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    return run(tmp_path_factory.mktemp("langchain"), [(LANGCHAIN, RULES), (LANGCHAIN, TIGHT)])
+
+
+@pytest.fixture(params=["litellm", "langchain"])
+def session(request: pytest.FixtureRequest) -> Session:
+    found: Session = request.getfixturevalue(f"{request.param}_session")
+    return found
+
+
+def test_an_example_calls_the_provider_and_books_what_it_cost(session: Session) -> None:
+    paid = session.runs[0]
+    assert paid.said == SPOKEN
+    balances = paid.spent("acme", "u1")
     assert balances["user-utterances-rolling:60s"] == 1
-    assert balances["user-day"] == balances["global-usd-day"]
-    assert balances["user-day"] == cost_of(provider)
+    assert balances["user-day"] == balances["global-usd-day"] == session.billed > 0
 
 
-@pytest.mark.parametrize("example", [LITELLM, LANGCHAIN], ids=["litellm", "langchain"])
-def test_an_example_refuses_before_the_provider_is_called(example: str, tmp_path: Path, provider: FakeProvider) -> None:
-    rules = RULES.replace('limit = "$5"', 'limit = "$0.000001"')
-    assert rules != RULES
-    said = run(example, tmp_path, provider, rules).strip()
-    assert said == "This request is too large. Ask more narrowly."
-    assert provider.count == 0
-    assert spent(tmp_path, "acme", "u1")["user-day"] == 0
+def test_an_example_refuses_before_the_provider_is_called(session: Session) -> None:
+    refused = session.runs[1]
+    assert TIGHT != RULES
+    assert refused.said == "This request is too large. Ask more narrowly."
+    assert refused.spent("acme", "u1")["user-day"] == 0
+    assert session.provider.count == 1
 
 
-def test_the_example_without_a_patch_is_capped_as_well(tmp_path: Path, provider: FakeProvider) -> None:
-    assert run(BUDGETED, tmp_path, provider).strip() == SPOKEN
-    assert provider.count == 1
-    assert spent(tmp_path, "default", None)["global-usd-day"] == cost_of(provider)
+def test_the_example_without_a_patch_is_capped_as_well(tmp_path: Path) -> None:
+    session = run(tmp_path, [(BUDGETED, RULES)])
+    assert session.runs[0].said == SPOKEN
+    assert session.provider.count == 1
+    assert session.runs[0].spent("default", None)["global-usd-day"] == session.billed > 0
 
 
-def test_the_example_without_a_framework_shows_what_was_held_and_spent(tmp_path: Path, provider: FakeProvider) -> None:
-    first, *lines = run(BARE, tmp_path, provider).splitlines()
+def test_the_example_without_a_framework_shows_what_was_held_and_spent(tmp_path: Path) -> None:
+    first, *lines = run(tmp_path, [(BARE, RULES)]).runs[0].said.splitlines()
     assert first == "0.00048 held, 0.0002328 spent"
     assert lines == [
         "global-usd-day 0.0002328 of 50 usd",
@@ -121,8 +162,3 @@ def test_what_the_readme_says_is_missing_is_missing() -> None:
         with pytest.raises(ConfigurationError, match="does not support"):
             BudgetEngine.open("memory://", {}, **{name: "any"})  # type: ignore[arg-type]  # whatever it is
     assert find_spec("llm_budget_hooks.fastapi") is None
-
-
-def cost_of(provider: FakeProvider) -> object:
-    """What the provider bills, at the list price of gpt-4o-mini."""
-    return to_decimal(150 * provider.billed_input_tokens + 600 * provider.billed_output_tokens)
