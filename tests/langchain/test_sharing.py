@@ -25,7 +25,6 @@ from llm_budget_hooks.langchain.bounded import Bounded
 from llm_budget_hooks.litellm import BudgetCallback
 from llm_budget_hooks.testing import FakeProvider
 
-
 # LiteLLM's own: its types, its logging queue when an event loop ends, and the connections that it keeps.
 pytestmark = [
     pytest.mark.filterwarnings(rule)
@@ -167,7 +166,7 @@ def test_b133_copies_work_against_the_same_budgets(models: Models, tmp_path: Pat
     policy = {"budgets": [{**CALLS, "limit": 3}]}
     with BudgetEngine.open(f"sqlite:///{tmp_path}/b.db", policy) as engine:
         handler = BudgetCallbackHandler(engine)
-        copies = [handler, copy.copy(handler), copy.deepcopy(handler), pickle.loads(pickle.dumps(handler))]  # noqa: S301
+        copies = [handler, copy.copy(handler), copy.deepcopy(handler), pickle.loads(pickle.dumps(handler))]
         for each in copies[:3]:
             models().invoke("hi", config(each))
         with pytest.raises(BudgetRefused):
