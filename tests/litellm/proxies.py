@@ -1,0 +1,107 @@
+"""A real LiteLLM proxy in processes of its own, with the budgets of a policy file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks.testing import FakeProvider
+
+START_S = 90.0
+# Stands for the proxy's database of keys: "sk-red-alice" is alice of the team red.
+AUTH = """
+from litellm.proxy._types import UserAPIKeyAuth
+
+async def authenticate(request, api_key):
+    _, team, user = api_key.split("-")
+    return UserAPIKeyAuth(api_key=api_key, team_id=team, user_id=user)
+"""
+
+
+@dataclass
+class Proxy:
+    """A proxy that runs.
+
+    Attributes:
+        url: where it listens.
+        engine: reads the balances that it writes.
+    """
+
+    url: str
+    engine: BudgetEngine
+
+    def client(self, key: str, **more: Any) -> openai.OpenAI:
+        """A client with a key such as ``sk-red-alice``."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
+
+    def async_client(self, key: str, **more: Any) -> openai.AsyncOpenAI:
+        """Same as `client`, awaited."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
+
+
+@contextlib.contextmanager
+def running(
+    provider: FakeProvider, place: Path, policy: str, store: str | None = None, workers: int = 1
+) -> Iterator[Proxy]:
+    """A proxy on a free port, from a generated config.yaml."""
+    store = store or f"sqlite:///{place}/budget.db"
+    (place / "budgets.toml").write_text(policy)
+    (place / "keys.py").write_text(AUTH)
+    (place / "config.yaml").write_text(json.dumps(_config(provider)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {
+        "LLM_BUDGET_STORE": store,
+        "LLM_BUDGET_POLICY": str(place / "budgets.toml"),
+        "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(32)}",
+    }
+    command = [
+        sys.executable, "-m", "litellm.proxy.proxy_cli", "--config", str(place / "config.yaml"),
+        "--host", "127.0.0.1", "--port", str(port), "--num_workers", str(workers),
+    ]  # fmt: skip
+    with (place / "proxy.log").open("w") as log:
+        process = subprocess.Popen(command, env={**os.environ, **told}, cwd=place, stdout=log, stderr=log)
+    try:
+        _wait(process, f"http://127.0.0.1:{port}", place / "proxy.log")
+        with BudgetEngine.open(store, place / "budgets.toml") as engine:
+            yield Proxy(f"http://127.0.0.1:{port}", engine)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _config(provider: FakeProvider) -> dict[str, Any]:
+    where = {"api_base": provider.base_url, "api_key": "test"}
+    models = {"chat": "openai/gpt-4o-mini", "embed": "openai/text-embedding-3-small"}
+    return {
+        "model_list": [
+            {"model_name": name, "litellm_params": {"model": model, **where}} for name, model in models.items()
+        ],
+        "litellm_settings": {"callbacks": "llm_budget_hooks.litellm.proxy.budget_callback"},
+        "general_settings": {"custom_auth": "keys.authenticate"},
+    }
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health/liveliness", timeout=5).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the proxy did not start:\n{log.read_text()[-2000:]}")

@@ -1,0 +1,170 @@
+"""Real proxies, driven by the openai client: who pays, what a refusal looks like, and that all is booked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from proxies import Proxy, running
+from routes import MESSAGES, balance
+
+from llm_budget_hooks.testing import FakeProvider, RedisServer, Reply
+
+pytest.importorskip("apscheduler", reason="the extra proxy is not installed")
+
+USED = Decimal("0.0000243")
+POLICY = """
+[[budgets]]
+name = "calls"
+scope = "user"
+meter = "calls"
+limit = 10
+window = "day"
+
+[[budgets]]
+name = "dollars"
+scope = "user"
+limit = "$2"
+window = "day"
+
+[[budgets]]
+name = "secret"
+scope = "tenant"
+limit = "$3"
+window = "day"
+"""
+
+
+@pytest.fixture(scope="module")
+def proxy(running_provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with running(running_provider, tmp_path_factory.mktemp("proxy"), POLICY) as proxy:
+        yield proxy
+
+
+def eventually(read: Callable[[], Any], wanted: Any) -> None:
+    """Waits until what is read is what is wanted; fails with the difference after ten seconds."""
+    end = time.monotonic() + 10
+    while read() != wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    assert read() == wanted
+
+
+def _stream(client: openai.OpenAI) -> None:
+    for _ in client.chat.completions.create(model="chat", messages=MESSAGES, stream=True):
+        pass
+
+
+def _messages(client: openai.OpenAI) -> None:
+    headers = {"x-api-key": client.api_key, "authorization": f"Bearer {client.api_key}"}
+    asked = {"model": "chat", "messages": MESSAGES, "max_tokens": 100}
+    url = str(client.base_url).replace("/v1/", "/v1/messages")
+    assert httpx.post(url, json=asked, headers=headers, timeout=30).status_code == 200
+
+
+ROUTES: dict[str, tuple[Callable[[openai.OpenAI], Any], Decimal]] = {
+    "chat": (lambda client: client.chat.completions.create(model="chat", messages=MESSAGES), USED),
+    "stream": (_stream, USED),
+    "embeddings": (lambda client: client.embeddings.create(model="embed", input="hello"), Decimal("0.00000002")),
+    "responses": (lambda client: client.responses.create(model="chat", input="hello world"), USED),
+    "messages": (_messages, USED),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_is_booked_to_who_was_authenticated(route: str, proxy: Proxy, provider: FakeProvider) -> None:
+    call, cost = ROUTES[route]
+    call(proxy.client(f"sk-red-{route}"))
+    eventually(lambda: balance(proxy.engine, tenant="red", user=route), (cost, 0))
+    assert balance(proxy.engine, "calls", tenant="red", user=route) == (1, 0)
+    assert provider.count == 1
+
+
+def test_ten_of_thirty_and_what_a_refusal_looks_like(proxy: Proxy, provider: FakeProvider) -> None:
+    async def run() -> list[Any]:
+        client = proxy.async_client("sk-red-ten")
+        calls = [client.chat.completions.create(model="chat", messages=MESSAGES) for _ in range(30)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    refusals = [outcome for outcome in asyncio.run(run()) if isinstance(outcome, BaseException)]
+    assert len(refusals) == 20
+    assert provider.count == 10
+    assert {type(refusal) for refusal in refusals} == {openai.RateLimitError}
+    [refusal] = refusals[:1]
+    assert refusal.response.headers["x-should-retry"] == "false"
+    assert int(refusal.response.headers["retry-after"]) > 0
+    told = refusal.body["provider_specific_fields"]
+    assert refusal.body["type"] == "budget_exceeded"
+    assert (told["budget"], told["limit"], told["available"]) == ("calls", 10, 0)
+    assert told["resets_at"].endswith("+00:00")
+
+
+def test_b134_the_request_cannot_choose_who_pays(proxy: Proxy, provider: FakeProvider) -> None:
+    victim = {"tenant": "victim", "user": "victim", "user_api_key_user_id": "victim", "user_api_key_team_id": "victim"}
+    headers = {"x-litellm-customer-id": "victim", "x-litellm-call-id": "the-same", "x-litellm-tags": "victim"}
+    for _ in range(3):
+        proxy.client("sk-blue-mallory").chat.completions.create(
+            model="chat", messages=MESSAGES, user="victim", extra_headers=headers,
+            extra_body={"metadata": victim, "no-log": True, "litellm_call_id": "the-same", "tags": ["victim"]},
+        )  # fmt: skip
+    eventually(lambda: balance(proxy.engine, tenant="blue", user="mallory"), (3 * USED, 0))
+    assert balance(proxy.engine, "calls", tenant="blue", user="mallory") == (3, 0)
+    for tenant in ("victim", "default", "blue"):
+        assert balance(proxy.engine, "calls", tenant=tenant, user="victim") == (0, 0)
+
+
+def test_an_answer_says_what_is_left(proxy: Proxy, provider: FakeProvider) -> None:
+    client = proxy.client("sk-green-left")
+    answer = client.chat.completions.with_raw_response.create(model="chat", messages=MESSAGES)
+    assert Decimal(answer.headers["x-budget-remaining"]) == Decimal(2) - USED
+
+
+def test_a_refusal_for_everybody_names_no_figure(running_provider: FakeProvider, tmp_path: Path) -> None:
+    policy = '[[budgets]]\nname = "all"\nscope = "global"\nmeter = "calls"\nlimit = 1\nwindow = "day"\n'
+    with running(running_provider, tmp_path, policy) as proxy:
+        client = proxy.client("sk-red-anna")
+        client.chat.completions.create(model="chat", messages=MESSAGES)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(model="chat", messages=MESSAGES)
+    assert caught.value.body["type"] == "budget_exceeded"
+    assert "limit" not in caught.value.body["provider_specific_fields"]
+    assert "1" not in caught.value.body["message"]
+
+
+def test_a_provider_error_leaves_no_hold(proxy: Proxy, provider: FakeProvider) -> None:
+    provider.next_replies(*[Reply(status=400)] * 3)
+    with pytest.raises(openai.APIStatusError):
+        proxy.client("sk-red-error", max_retries=0).chat.completions.create(model="chat", messages=MESSAGES)
+    eventually(lambda: balance(proxy.engine, tenant="red", user="error"), (0, 0))
+
+
+def test_b106_a_client_that_leaves_in_mid_stream_is_billed(proxy: Proxy, provider: FakeProvider) -> None:
+    provider.next_replies(Reply(chunk_latency_s=0.2))
+    with proxy.client("sk-red-leaver").chat.completions.create(model="chat", messages=MESSAGES, stream=True) as stream:
+        next(iter(stream))
+    eventually(lambda: balance(proxy.engine, tenant="red", user="leaver")[1], 0)
+    spent, _ = balance(proxy.engine, tenant="red", user="leaver")
+    assert 0 < spent <= USED
+
+
+def test_two_workers_share_one_redis(
+    running_provider: FakeProvider, provider: FakeProvider, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    with running(running_provider, tmp_path, POLICY, store=redis_server.url, workers=2) as proxy:
+        provider.reset()
+
+        async def run() -> list[Any]:
+            clients = [proxy.async_client("sk-red-ten") for _ in range(30)]
+            calls = [client.chat.completions.create(model="chat", messages=MESSAGES) for client in clients]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        outcomes = asyncio.run(run())
+        assert sum(isinstance(outcome, openai.RateLimitError) for outcome in outcomes) == 20
+        assert sum(request.path == "/v1/chat/completions" for request in provider.requests) == 10
+        eventually(lambda: balance(proxy.engine, "calls", tenant="red", user="ten"), (10, 0))
