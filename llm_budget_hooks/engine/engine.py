@@ -422,11 +422,15 @@ class BudgetEngine:
                 return answer_estimate(line.budget.name, line.limit, estimate)
         return None
 
+    def limits_answers(self, tenant: str | None, feature: str | None) -> bool:
+        """Whether any budget is about single answers of a tenant and a feature."""
+        return bool(self._planner.answer_lines(tenant, feature))
+
     def answer_balances(self, scope: Utterance) -> Steps[tuple[Any, Any]]:
         """The answer budgets of an utterance, and what is spent and reserved in each."""
-        command, lines = self._planner.read_answer(scope.tenant, scope.user, scope.feature, scope.id)
-        if not lines:
+        if not self._planner.answer_lines(scope.tenant, scope.feature):
             return (), ()
+        command, lines = self._planner.read_answer(scope.tenant, scope.user, scope.feature, scope.id)
         command.now_ms = self._given_ms()
         answer: Balances = yield command
         return lines, answer.accounts
@@ -448,14 +452,12 @@ class BudgetEngine:
         """The call with the identity that the surrounding utterance pinned."""
         scope = current_utterance(self)
         if scope is not None:
+            tenant = scope.tenant if scope.tenant is not None else call.tenant
+            user = scope.user if scope.user is not None else call.user
+            feature = call.feature if call.feature is not None else scope.feature
             id = call.utterance if call.utterance is not None else scope.id
-            call = replace(
-                call,
-                tenant=scope.tenant if scope.tenant is not None else call.tenant,
-                user=scope.user if scope.user is not None else call.user,
-                feature=call.feature if call.feature is not None else scope.feature,
-                utterance=id,
-            )
+            if (tenant, user, feature, id) != (call.tenant, call.user, call.feature, call.utterance):
+                call = replace(call, tenant=tenant, user=user, feature=feature, utterance=id)
         return call, self._live(call)
 
     def _live(self, call: Call) -> Utterance | None:

@@ -35,13 +35,17 @@ class Ticket:
         self.open = False
 
 
+_MOST = 100
+"""How many calls of one context can be open; the tickets of those that never end are forgotten beyond that."""
+
 _TICKETS: ContextVar[tuple[Ticket, ...]] = ContextVar("llm_budget_hooks_tickets", default=())
 
 
 def open_ticket(engine: BudgetEngine) -> Ticket:
     """Cover the next request that this context makes."""
     ticket = Ticket(engine)
-    _TICKETS.set((*(t for t in _TICKETS.get() if t.open), ticket))
+    others = [other for other in _TICKETS.get() if other.open]
+    _TICKETS.set((*others[-_MOST:], ticket))
     return ticket
 
 
