@@ -13,6 +13,7 @@ from uuid import UUID
 
 from langchain_core.messages import BaseMessage
 
+from llm_budget_hooks.langchain.runs import Root
 from llm_budget_hooks.langchain.tokens import has_cache_marks, input_bound
 from llm_budget_hooks.models import Call
 
@@ -20,7 +21,6 @@ _STEP_KEYS = ("step", "lc_agent_name", "langgraph_node")
 # langchain-openai sends a `max_tokens` of the call in place of the `max_completion_tokens` of the model.
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample")
 _TIERS = frozenset({"priority", "flex", "batch"})
-_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -58,6 +58,11 @@ def model_of(start: Start) -> str:
     return "unnamed-model"
 
 
+def hold_id(run_id: UUID) -> str:
+    """The name of a run's hold: the same from every handler, so that two of them hold once."""
+    return f"r-{run_id.hex}"
+
+
 def step_of(metadata: Mapping[str, Any], name: str | None, model: str) -> str:
     """The named call site: see the module."""
     for key in _STEP_KEYS:
@@ -78,25 +83,20 @@ def output_bound(start: Start) -> int | None:
     return bound * max((n for n in choices if type(n) is int and n > 0), default=1)
 
 
-def call_of(start: Start, tenant: str | None, user: str | None, feature: str | None, *, named: bool = True) -> Call:
-    """The call that a start announces.
-
-    Args:
-        start: what LangChain says.
-        tenant, user, feature: whose it is.
-        named: whether the run's id names the attempt.
-    """
+def call_of(start: Start, root: Root) -> Call:
+    """The call that a start announces, named by its run, as its root's."""
     model = model_of(start)
     tier = start.params.get("service_tier")
     return Call(
         model=model,
-        tenant=tenant,
-        user=user,
-        feature=feature,
+        tenant=root.tenant,
+        user=root.user,
+        feature=root.feature,
         input_tokens=input_bound(start.inputs, start.params, model),
         max_output_tokens=output_bound(start),
         step=step_of(start.metadata, start.name, model),
-        id=f"lc-{start.run_id}" if named else None,
+        utterance=root.scope.id,
+        id=hold_id(start.run_id),
         service_tier=tier if tier in _TIERS else None,
         writes_cache="cache_control" in start.params or has_cache_marks(start.inputs),
     )

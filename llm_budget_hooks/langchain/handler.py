@@ -28,7 +28,7 @@ from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import open_ticket
 from llm_budget_hooks.errors import AlreadyResolved, BudgetExceeded, ConfigurationError, ReservationConflict
 from llm_budget_hooks.langchain.batches import abandoned_batch, join_batch
-from llm_budget_hooks.langchain.calls import Start, call_of, model_of, step_of
+from llm_budget_hooks.langchain.calls import Start, call_of, hold_id, model_of, step_of
 from llm_budget_hooks.langchain.opened import Opened
 from llm_budget_hooks.langchain.refusal import BudgetRefused, refused, sticks
 from llm_budget_hooks.langchain.runs import Root, Runs, enter
@@ -268,7 +268,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
             raise
 
     def _reserve(self, start: Start, root: Root) -> Reservation:
-        call = call_of(start, root.tenant, root.user, root.feature)
+        call = call_of(start, root)
         with root.scope.current():
             try:
                 return self.engine.reserve(call)
@@ -311,7 +311,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         whose = (root.tenant, root.user, root.feature) if root is not None else (None, None, None)
         tenant, user, feature = whose
         call = Call(
-            model=outcome.model, tenant=tenant, user=user, feature=feature, id=f"lc-{run_id}",
+            model=outcome.model, tenant=tenant, user=user, feature=feature, id=hold_id(run_id),
             step=step_of(_NONE, None, outcome.model), utterance=root.scope.id if root is not None else f"lc-{run_id}",
         )  # fmt: skip
         self.engine.charge(call, usage=outcome.usage, force=True)

@@ -22,6 +22,7 @@ from llm_budget_hooks.money import to_decimal
 
 _log = logging.getLogger("llm_budget_hooks")
 _TIMEOUT = 408
+_ENDING = threading.Lock()
 _UNANSWERED = ("Timeout", "ConnectionError", "TransportError")
 
 
@@ -39,7 +40,6 @@ class Opened:
 
     __slots__ = (
         "_ended",
-        "_lock",
         "_on_done",
         "_provisional",
         "batch",
@@ -59,23 +59,19 @@ class Opened:
         self.batch: Batch | None = None
         self.task: asyncio.Task[Any] | None = None
         self._on_done: Callable[[Any], None] | None = None
-        self._lock = threading.Lock()
         self._provisional = False
         self._ended = False
 
     def watch(self, lost: Callable[[Opened], None]) -> None:
         """Call `lost` when the task that runs the call ends and the call has not."""
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:
-            return
+        task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
         if task is not None:
             self.task, self._on_done = task, lambda _: lost(self)
             task.add_done_callback(self._on_done)
 
     def claim(self, *, final: bool) -> bool:
         """Whether the caller is the one to end it."""
-        with self._lock:
+        with _ENDING:
             if self._ended or (self._provisional and not final):
                 return False
             self._provisional = True

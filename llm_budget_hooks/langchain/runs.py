@@ -159,7 +159,8 @@ def _new_root(engine: BudgetEngine, id: UUID, metadata: Mapping[str, Any]) -> Ro
     else:
         named = None
     scope = engine.utterance(tenant=tenant, user=user, feature=feature, id=named, plan=plan_in(metadata))
-    return Root(id, scope, tenant, user, feature, streamed=_streams())
+    streamed = engine.limits_answers(tenant, feature) and _streams()
+    return Root(id, scope, tenant, user, feature, streamed)
 
 
 def _pinned(one: str | None, other: str | None) -> str | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 _PER_MESSAGE = 16
 _PER_REQUEST = 32
@@ -82,10 +82,10 @@ def _message(message: BaseMessage, image: int) -> int:
         total += _bytes(message.name)
     if message.additional_kwargs:
         total += _json(message.additional_kwargs)
-    for name in ("tool_calls", "invalid_tool_calls", "tool_call_id"):
-        value = getattr(message, name, None)
-        if value:
-            total += _json(value)
+    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
+        total += _json(message.tool_calls) + _json(message.invalid_tool_calls)
+    elif isinstance(message, ToolMessage):
+        total += _json(message.tool_call_id)
     return total
 
 

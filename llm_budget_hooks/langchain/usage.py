@@ -30,7 +30,7 @@ class Outcome:
         usage: as reported; None if nothing was.
         cached: LangChain's own response cache answered; nothing was billed.
         model: the model that served, if it says so.
-        output_tokens: about how many tokens the words are that arrived.
+        output_tokens: as reported, else about how many tokens the words are that arrived.
     """
 
     usage: Usage | None = None
@@ -58,7 +58,8 @@ def outcome_of(result: LLMResult | None, *, alone: bool = True) -> Outcome:
     if usage is not None and not usage.output_tokens and not usage.input_tokens:
         usage = None
     model = facts.get("model_name") or facts.get("model")
-    return Outcome(usage, metadata.get("total_cost") == 0, _text(model), likely_output(_words(first)))
+    arrived = likely_output(_words(first)) if usage is None else usage.output_tokens
+    return Outcome(usage, metadata.get("total_cost") == 0, _text(model), arrived)
 
 
 def usage_of(metadata: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> Usage | None:
@@ -71,8 +72,20 @@ def usage_of(metadata: Mapping[str, Any], facts: Mapping[str, Any] | None = None
     if "input_tokens" not in metadata and "output_tokens" not in metadata:
         return None
     facts = facts or {}
-    inputs = metadata.get("input_token_details") or {}
-    outputs = metadata.get("output_token_details") or {}
+    inputs = metadata.get("input_token_details")
+    outputs = metadata.get("output_token_details")
+    if inputs or outputs or "usage" in facts:
+        return _detailed(metadata, inputs or {}, outputs or {}, facts)
+    return Usage(
+        input_tokens=_count(metadata, "input_tokens"),
+        output_tokens=_count(metadata, "output_tokens"),
+        service_tier=_text(facts.get("service_tier")),
+    )
+
+
+def _detailed(
+    metadata: Mapping[str, Any], inputs: Mapping[str, Any], outputs: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Usage:
     tier = _tier(inputs, outputs) or _text(facts.get("service_tier"))
     five, hour = _count(inputs, "ephemeral_5m_input_tokens"), _count(inputs, "ephemeral_1h_input_tokens")
     return Usage(

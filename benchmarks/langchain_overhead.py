@@ -1,0 +1,137 @@
+"""What the LangChain handler adds to a call: interleaved pairs with and without it, on a fake model in memory.
+
+    python benchmarks/langchain_overhead.py [--pairs 500] [--store memory://]
+
+Prints the median of the paired differences with its 95 % confidence interval, and for a stream of 200 chunks the
+median ratio with its own. Exits with 1 if a figure is above its target even at the near end of its interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from statistics import median
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks.langchain import BudgetCallbackHandler
+
+USAGE: Any = {"input_tokens": 12, "output_tokens": 20, "total_tokens": 32}
+CHUNKS = 200
+POLICY = {
+    "budgets": [
+        {"scope": "global", "limit": "$1000000", "window": "day"},
+        {"scope": "user", "limit": "$1000000", "window": "day"},
+        {"scope": "user", "meter": "utterances", "limit": 10**9, "window": "day"},
+    ]
+}
+
+
+class Model(BaseChatModel):
+    """Answers at once."""
+
+    model: str = "gpt-4o-mini"
+
+    @property
+    def _llm_type(self) -> str:
+        return "instant"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:  # noqa: ARG002 - LangChain's signature
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("ok", usage_metadata=USAGE))])
+
+    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:  # noqa: ARG002 - LangChain's signature
+        return self._generate(messages)
+
+    def _stream(self, messages: Any, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:  # noqa: ARG002 - as above
+        for at in range(CHUNKS):
+            usage = USAGE if at == CHUNKS - 1 else None
+            yield ChatGenerationChunk(message=AIMessageChunk("ok ", usage_metadata=usage))
+
+    async def _astream(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> Any:  # noqa: ARG002 - as above
+        for chunk in self._stream(messages):
+            yield chunk
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The median and its 95 % confidence interval, by order statistics."""
+    ordered = sorted(values)
+    reach = 0.98 * len(ordered) ** 0.5
+    low = max(int(len(ordered) / 2 - reach), 0)
+    high = min(int(len(ordered) / 2 + reach), len(ordered) - 1)
+    return median(ordered), ordered[low], ordered[high]
+
+
+async def pairs(form: Callable[[Any], Awaitable[Any]], bare: Any, capped: Any, count: int) -> list[tuple[float, float]]:
+    """Times without and with the handler in microseconds, one after the other, the first of a pair in turn."""
+    for _ in range(50):
+        await form(bare)
+        await form(capped)
+    gc.collect()
+    found = []
+    for at in range(count):
+        if at % 2:
+            found.append((await timed(form, bare), await timed(form, capped)))
+        else:
+            two = await timed(form, capped)
+            found.append((await timed(form, bare), two))
+    return found
+
+
+async def timed(form: Callable[[Any], Awaitable[Any]], config: Any) -> float:
+    """How long a call takes, in microseconds."""
+    began = time.perf_counter()
+    await form(config)
+    return (time.perf_counter() - began) * 1e6
+
+
+async def main() -> int:
+    """Measure, print, and judge."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--pairs", type=int, default=500)
+    options.add_argument("--store", default="memory://")
+    given = options.parse_args()
+    engine, model = BudgetEngine.open(given.store, POLICY), Model()
+    bare: Any = {"metadata": {"tenant": "acme", "user": "u1"}}
+    capped: Any = {**bare, "callbacks": [BudgetCallbackHandler(engine)]}
+    messages = [HumanMessage("a question of some words")]
+
+    async def invoke(config: Any) -> None:
+        model.invoke(messages, config)
+
+    async def ainvoke(config: Any) -> None:
+        await model.ainvoke(messages, config)
+
+    async def astream(config: Any) -> None:
+        async for _ in model.astream(messages, config):
+            pass
+
+    missed = [
+        judged("invoke", await pairs(invoke, bare, capped, given.pairs), 100.0, ratio=False),
+        judged("ainvoke", await pairs(ainvoke, bare, capped, given.pairs), 120.0, ratio=False),
+        judged("astream, 200 chunks", await pairs(astream, bare, capped, given.pairs // 4), 1.5, ratio=True),
+    ]
+    return int(any(missed))
+
+
+def judged(name: str, times: list[tuple[float, float]], target: float, *, ratio: bool) -> bool:
+    """Print one line; whether the target is missed beyond doubt."""
+    middle, low, high = interval([two / one if ratio else two - one for one, two in times])
+    unit, digits = (" x", 2) if ratio else (" us more", 0)
+    without = median(one for one, _ in times)
+    print(
+        f"{name:20} {middle:.{digits}f}{unit} ({low:.{digits}f} to {high:.{digits}f}, {len(times)} pairs), "
+        f"{without:.0f} us without; target {target:g}{unit}"
+    )
+    return low > target
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
