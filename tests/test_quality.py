@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.timeout(600)  # mypy without its cache reads all of LiteLLM and LangChain
 @pytest.mark.parametrize(
     "command",
     [
