@@ -7,17 +7,28 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import requests
 from langchain.agents import create_agent
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
+from langsmith import Client, traceable, tracing_context
 from runs_under_test import CALLS, OPEN, UTTERANCES, Engines, Models, budget, config, cost, reserved_calls
 
 from llm_budget_hooks import ConfigurationError
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
 from llm_budget_hooks.testing import FakeProvider, Reply, ToolCall
+
+
+class NoSession(requests.Session):
+    """Sends nothing; LangSmith takes it for a server that accepts all."""
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code, answer._content = 200, b"{}"
+        return answer
 
 
 def three_tools_once(request: dict[str, Any]) -> Reply | None:
@@ -248,3 +259,19 @@ def test_metadata_that_cannot_be_is_named(
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         models().invoke("hi", config(BudgetCallbackHandler(engines()), **wrong))
     assert provider.count == 0
+
+
+def test_a_run_below_a_langsmith_trace_finds_its_root(engines: Engines, models: Models, provider: FakeProvider) -> None:
+    """With tracing on, `traceable` puts runs between a root and its models that no handler sees begin."""
+    engine, model = engines({**UTTERANCES, "limit": 1}), models()
+    client = Client(api_url=provider.base_url, api_key="test", auto_batch_tracing=False, session=NoSession())
+
+    @traceable(client=client)
+    def middle(text: str) -> Any:
+        return model.invoke(text)
+
+    with tracing_context(enabled=True, client=client):
+        RunnableLambda(lambda text: [middle(text), middle(text)]).invoke("hi", config(BudgetCallbackHandler(engine)))
+    assert provider.count_for("/v1/chat/completions") == 2
+    assert budget(engine, "spend").spent == 2 * cost(100, 20)
+    assert budget(engine, "utterances").spent == 1

@@ -1,0 +1,67 @@
+"""A slow or silent Redis: the event loop waits for the store, and never longer than its timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from runs_under_test import config
+
+from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
+from llm_budget_hooks.testing import DelayProxy, RedisServer
+
+POLICY = {
+    "budgets": [{"name": "calls", "scope": "user", "meter": "calls", "limit": 1000, "window": "day"}],
+    "store_timeout": "300ms",
+    "on_store_error": "deny",
+}
+
+
+async def longest_pause(work: Any) -> float:
+    """The longest time in seconds for which the loop did not turn while it did some work."""
+    longest, last, done = 0.0, time.perf_counter(), False
+
+    async def turn() -> None:
+        nonlocal longest, last
+        while not done:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    turning = asyncio.create_task(turn())
+    await asyncio.gather(work, return_exceptions=True)
+    done = True
+    await turning
+    return longest
+
+
+def test_the_loop_waits_for_a_slow_store_one_trip_at_a_time(redis_server: RedisServer) -> None:
+    with DelayProxy(redis_server.port) as proxy, BudgetEngine.open(proxy.url, POLICY) as engine:
+        model, handler = FakeListChatModel(responses=["ok"]), BudgetCallbackHandler(engine)
+        model.invoke("hi", config(handler))
+        proxy.delay_s = 0.05
+        pause = asyncio.run(longest_pause(model.ainvoke("hi", config(handler))))
+        assert 0.05 <= pause < 0.3
+        assert next(s for s in engine.status("acme", "u1")).spent == 2
+
+
+def test_the_loop_never_waits_longer_than_the_stores_timeout(redis_server: RedisServer) -> None:
+    with DelayProxy(redis_server.port) as proxy:
+        engine = BudgetEngine.open(proxy.url, POLICY)
+        model, handler = FakeListChatModel(responses=["ok"]), BudgetCallbackHandler(engine)
+        model.invoke("hi", config(handler))
+        proxy.stall = True
+
+        async def refused() -> None:
+            with pytest.raises(BudgetRefused) as error:
+                await model.ainvoke("hi", config(handler))
+            assert (error.value.code, error.value.http_status) == ("store_unavailable", 503)
+
+        pause = asyncio.run(longest_pause(refused()))
+        assert 0.25 <= pause < 0.6
+        proxy.stall = False
+        engine.close()
