@@ -13,7 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from runs_under_test import ANSWER, OPEN, WHO, Engines, Models, budget, config, cost
 
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
-from llm_budget_hooks.testing import FakeProvider
+from llm_budget_hooks.testing import FakeProvider, Reply
 
 PLANNED = {"steps": {"router": "$0.006", "answer": "$0.006"}}
 
@@ -157,3 +157,19 @@ def test_an_answer_without_a_model_is_never_refused_for_cost(engines: Engines) -
     engine = engines({**ANSWER, "limit": "$0.001"})
     run = config(BudgetCallbackHandler(engine))
     assert RunnableLambda(lambda x: x).invoke("hi", run) == "hi"
+
+
+def test_b105_a_ceiling_on_the_attempts_of_one_answer_ends_retries(
+    engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    provider.reply = Reply(status=500)
+    engine = engines({"name": "attempts", "scope": "answer", "meter": "calls", "limit": 4})
+    chain = (
+        models()
+        .with_retry(stop_after_attempt=3, wait_exponential_jitter=False)
+        .with_fallbacks([models(model="gpt-4o").with_retry(stop_after_attempt=3, wait_exponential_jitter=False)])
+    )
+    with pytest.raises(Exception, match="500"):
+        chain.invoke("hi", config(BudgetCallbackHandler(engine)))
+    assert provider.count == 4
+    assert budget(engine, "spend").spent == 0
