@@ -17,8 +17,6 @@ from routes import MESSAGES, balance
 
 from llm_budget_hooks.testing import FakeProvider, RedisServer, Reply
 
-pytest.importorskip("apscheduler", reason="the extra proxy is not installed")
-
 USED = Decimal("0.0000243")
 POLICY = """
 [[budgets]]
