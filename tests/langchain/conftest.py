@@ -61,7 +61,7 @@ def engines(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engines]
     def make(*budgets: dict[str, Any], **policy: Any) -> BudgetEngine:
         spend = {"name": "spend", "scope": "user", "limit": "$100", "window": "month"}
         url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/{len(made)}.db"
-        made.append(BudgetEngine.open(url, {"budgets": [*budgets, spend], **policy}))
+        made.append(BudgetEngine.open(url, {"budgets": [*budgets, spend], "store_timeout": "30s", **policy}))
         return made[-1]
 
     yield make

@@ -84,7 +84,8 @@ def capped() -> Iterator[MakeEngine]:
     made: list[BudgetEngine] = []
 
     def make(*budgets: dict[str, Any], url: str = "memory://", **policy: Any) -> BudgetEngine:
-        engine = BudgetEngine.open(url, {"budgets": list(budgets or (CALLS_10, DOLLARS)), **policy})
+        rules = {"budgets": list(budgets or (CALLS_10, DOLLARS)), "store_timeout": "30s", **policy}
+        engine = BudgetEngine.open(url, rules)
         made.append(engine)
         litellm.callbacks = [BudgetCallback(engine)]
         return engine

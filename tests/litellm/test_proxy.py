@@ -19,6 +19,7 @@ from llm_budget_hooks.testing import FakeProvider, RedisServer, Reply
 
 USED = Decimal("0.0000243")
 POLICY = """
+store_timeout = "30s"
 [[budgets]]
 name = "calls"
 scope = "user"
