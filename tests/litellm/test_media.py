@@ -62,7 +62,6 @@ def test_what_is_priced_by_other_units_is_held_by_them(
 
 @pytest.fixture
 def cached() -> Iterator[None]:
-    pytest.importorskip("fastapi", reason="LiteLLM's cache needs it")
     litellm.cache = litellm.Cache(type="local")
     yield
     litellm.cache = None
