@@ -651,7 +651,7 @@ class BudgetEngine:
         if answer.verdict != Verdict.ADMITTED:
             raise self._refused(call, plan, answer)
         if scope is not None:
-            scope.charged(known or 0)
+            scope.end(plan.id, booked)
         return Settlement(plan.id, "settled", booked, booked)
 
     def _check(self, call: Call) -> Steps[Outcome]:

@@ -73,8 +73,7 @@ class Utterance:
         self._token: Token[Utterance | None] | None = None
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
-        self._spent_nusd = 0
-        self._calls = 0
+        self._costs: dict[str, int] = {}
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -89,36 +88,32 @@ class Utterance:
     @property
     def spent(self) -> Decimal:
         """What its settled calls cost so far, in dollars, as far as this process knows."""
-        return self._outer.spent if self._outer is not None else to_decimal(self._spent_nusd)
+        return self._outer.spent if self._outer is not None else to_decimal(self._total(self._costs))
 
     @property
     def reserved(self) -> Decimal:
         """What its open calls hold, in dollars, as far as this process knows."""
-        return self._outer.reserved if self._outer is not None else to_decimal(sum(self._open.values()))
+        return self._outer.reserved if self._outer is not None else to_decimal(self._total(self._open))
 
     @property
     def calls(self) -> int:
         """How many of its calls were let in, as far as this process knows."""
-        return self._outer.calls if self._outer is not None else self._calls
+        return self._outer.calls if self._outer is not None else len(self._open) + len(self._costs)
+
+    def _total(self, amounts: dict[str, int]) -> int:
+        with self._lock:
+            return sum(amounts.values())
 
     def begin(self, id: str, estimate_nusd: int) -> None:
         """Take note of an admitted call."""
         with self._lock:
-            if id not in self._open:
-                self._open[id] = estimate_nusd
-                self._calls += 1
+            self._open[id] = estimate_nusd
 
     def end(self, id: str, cost_nusd: int) -> None:
-        """Take note of what a call cost."""
+        """Take note of what a call cost; a later word on the same call replaces an earlier one."""
         with self._lock:
             self._open.pop(id, None)
-            self._spent_nusd += cost_nusd
-
-    def charged(self, cost_nusd: int) -> None:
-        """Take note of a call that was admitted and booked in one trip."""
-        with self._lock:
-            self._calls += 1
-            self._spent_nusd += cost_nusd
+            self._costs[id] = cost_nusd
 
     def start(self) -> None:
         """Begin it without a ``with`` block: `current` then joins calls to it, and `finish` ends it.

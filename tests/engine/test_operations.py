@@ -254,6 +254,18 @@ def test_b023_the_answer_ceiling_holds_while_it_runs_and_at_its_end(opened: Call
     assert (refused.value.code, refused.value.stage) == ("answer_estimate", "start")
 
 
+def test_an_utterance_knows_the_last_word_on_each_call(opened: Callable[..., BudgetEngine]) -> None:
+    engine = opened(day())
+    with engine.utterance(tenant="acme", user="u1") as scope:
+        corrected, given_back = (engine.reserve(Call(model="m", amount="0.10")) for _ in range(2))
+        engine.settle(corrected)
+        engine.settle(given_back)
+        assert scope.spent == Decimal("0.20")
+        assert engine.settle(corrected, cost="0.03").status == "late"
+        assert engine.release(given_back).status == "released"
+    assert (scope.spent, scope.reserved, scope.calls) == (Decimal("0.03"), 0, 2)
+
+
 def test_an_exception_on_its_way_is_not_replaced_at_the_end_of_an_answer(opened: Callable[..., BudgetEngine]) -> None:
     engine = opened({"scope": "answer", "limit": "$0.50"})
     scope = engine.utterance(tenant="acme", user="u1")
@@ -344,7 +356,7 @@ def test_the_due_holds_of_the_own_account_end_first(opened: Callable[..., Budget
         engine.reserve(call(user=f"other-{number}"))
     engine.reserve(call(user="u1"))
     clock.ahead(minutes=11)
-    engine.reserve(call(user="u1"))
+    assert engine.reserve(call(user="u1")).holds["user-in_flight"] == 1
 
 
 def test_b054_b056_sums_are_exact(opened: Callable[..., BudgetEngine]) -> None:
@@ -358,7 +370,8 @@ def test_b054_b056_sums_are_exact(opened: Callable[..., BudgetEngine]) -> None:
 
 def test_b021_a_limit_of_calls_needs_no_price(opened: Callable[..., BudgetEngine]) -> None:
     engine = opened({"scope": "user", "meter": "calls", "limit": 60, "window": "minute"})
-    engine.settle(engine.reserve(call(None, model="nobody-knows-it")), usage=Usage(input_tokens=5))
+    settled = engine.settle(engine.reserve(call(None, model="nobody-knows-it")), usage=Usage(input_tokens=5))
+    assert settled.status == "settled"
 
 
 def test_b019_b088_an_unknown_model_is_refused_or_held_flat(opened: Callable[..., BudgetEngine]) -> None:
