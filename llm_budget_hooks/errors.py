@@ -164,6 +164,3 @@ class PriceUnknown(BudgetExceeded, LookupError):
     def __init__(self, message: str, **facts: Any) -> None:
         facts.setdefault("public_message", "This model is not available.")
         super().__init__(message, **{"code": "price_unknown", **facts})
-
-    def __str__(self) -> str:
-        return str(self.args[0])

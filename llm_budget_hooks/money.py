@@ -122,7 +122,7 @@ def _is_negative(value: object) -> bool:
 
 def _at_most(most: int, nusd: int, what: str) -> int:
     if nusd > most:
-        raise ValueError(f"{format_usd(nusd)} is too large: a {what} is at most {format_usd(most)}")
+        raise ValueError(f"{format_usd(nusd)} is too large: a {what} is at most ${most // NUSD:,}")
     return nusd
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.money import MAX_CALL_NUSD, parse_nusd
+from llm_budget_hooks.money import parse_amount
 
 MAX_TOKENS = 10**12
 
@@ -37,12 +37,9 @@ def checked_cost(owner: str, name: str, value: object) -> int:
         ConfigurationError: for floats, negatives, NaN, or more than $100,000.
     """
     try:
-        nusd = parse_nusd(value)
+        return parse_amount(value)
     except ValueError as error:
         raise ConfigurationError(f"{owner}.{name}: {error}") from None
-    if nusd > MAX_CALL_NUSD:
-        raise ConfigurationError(f"{owner}.{name} is {value}; one call is at most $100,000")
-    return nusd
 
 
 def _checked_text(owner: str, name: str, value: object) -> None:

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.money import MAX_EXACT, MAX_LIMIT_NUSD, parse_nusd, to_decimal
+from llm_budget_hooks.money import MAX_EXACT, parse_limit, parse_nusd, to_decimal
 from llm_budget_hooks.windows import Window
 
 Scope = Literal["global", "tenant", "user", "answer"]
@@ -127,10 +127,7 @@ class Budget(_Model):
     @classmethod
     def _limit(cls, value: object, info: ValidationInfo) -> Decimal | int:
         if info.data.get("meter", "usd") == "usd":
-            nusd = parse_nusd(value)
-            if nusd > MAX_LIMIT_NUSD:
-                raise ValueError(f"a limit is at most $9,000,000 per account, not {value}")
-            return to_decimal(nusd)
+            return to_decimal(parse_limit(value))
         if type(value) is not int:
             raise ValueError(f"a limit of {info.data.get('meter')} is a whole number, not {value!r}")
         if not 0 <= value < MAX_EXACT:

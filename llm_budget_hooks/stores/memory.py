@@ -58,6 +58,7 @@ class _Deadlines:
             self.start = 0
 
     def first(self, limit: int) -> list[tuple[int, str]]:
+        """See `Cells.first`."""
         found: list[tuple[int, str]] = []
         at, entries, live, last = self.start, self.sorted, self.live, None
         while at < len(entries) and len(found) < limit:
@@ -85,15 +86,18 @@ class MemoryCells:
         self.get = self._cells.get
 
     def load(self, keys: Sequence[str]) -> list[Any]:
+        """See `Cells.load`."""
         return [*map(self.get, keys)]
 
     def save(self, key: str, cell: Any, until_ms: int) -> None:
+        """See `Cells.save`."""
         if key not in self._cells:
             heapq.heappush(self._old, (until_ms, key))
         self._cells[key] = cell
         self._until[key] = until_ms
 
     def append(self, key: str, entry: Entry, until_ms: int) -> None:
+        """See `Cells.append`."""
         entries = self.get(key)
         if entries is None:
             self.save(key, [entry], until_ms)
@@ -101,14 +105,17 @@ class MemoryCells:
             entries.append(entry)
 
     def hold(self, id: str) -> Hold | None:
+        """See `Cells.hold`."""
         return self._holds.get(id)
 
     def save_hold(self, id: str, hold: Hold) -> None:
+        """See `Cells.save_hold`."""
         self._holds[id] = hold
         if hold.state != State.OPEN:
             self._ended.append((hold.until_ms, id))
 
     def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
+        """See `Cells.enter`."""
         for scope in scopes:
             index = self._scopes.get(scope)
             if index is None:
@@ -116,6 +123,7 @@ class MemoryCells:
             index.add(id, deadline_ms)
 
     def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:  # noqa: ARG002 - the contract's
+        """See `Cells.leave`."""
         for scope in scopes:
             index = self._scopes.get(scope)
             if index is not None:
@@ -124,10 +132,12 @@ class MemoryCells:
                     del self._scopes[scope]
 
     def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
+        """See `Cells.first`."""
         index = self._scopes.get(scope)
         return index.first(limit) if index is not None else []
 
     def due_at(self) -> int:
+        """See `Cells.due_at`."""
         entries = self._scopes[""]
         sorted_, at = entries.sorted, entries.start
         if at < len(sorted_) and entries.live.get(sorted_[at][1]) == sorted_[at][0]:
@@ -136,12 +146,14 @@ class MemoryCells:
         return first[0][0] if first else MAX_AMOUNT
 
     def expired(self, id: str, until_ms: int) -> None:
+        """See `Cells.expired`."""
         if until_ms:
             self._orphans[id] = until_ms
         else:
             self._orphans.pop(id, None)
 
     def orphans(self, now_ms: int, limit: int) -> list[str]:
+        """See `Cells.orphans`."""
         self._orphans = {id: until for id, until in self._orphans.items() if until > now_ms}
         return [*self._orphans][:limit]
 
@@ -176,6 +188,7 @@ class MemoryStore:
         self._forks = _forks
 
     def execute(self, command: Command) -> Answer:
+        """See `Store.execute`."""
         if self._forks != _forks:
             self._refuse()
         with self._lock:
@@ -184,9 +197,11 @@ class MemoryStore:
             return apply(self._cells, command, now)
 
     async def aexecute(self, command: Command) -> Answer:
+        """See `Store.aexecute`."""
         return self.execute(command)
 
     def now_ms(self) -> int:
+        """See `Store.now_ms`."""
         return time.time_ns() // 1_000_000
 
     def close(self) -> None:

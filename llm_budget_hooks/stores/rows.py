@@ -39,6 +39,7 @@ class SqliteCells:
         self._cursors = {"cells": "", "holds": ""}
 
     def load(self, keys: Sequence[str]) -> list[Any]:
+        """See `Cells.load`."""
         prefix = self._prefix
         names = [prefix + key for key in keys]
         found = dict(self._execute(_select(len(names)), names))
@@ -50,9 +51,11 @@ class SqliteCells:
         ]
 
     def save(self, key: str, cell: Any, until_ms: int) -> None:
+        """See `Cells.save`."""
         self._changed[self._prefix + key] = (cell, until_ms)
 
     def append(self, key: str, entry: Entry, until_ms: int) -> None:
+        """See `Cells.append`."""
         self._execute(
             "INSERT INTO cells VALUES (?, 'E' || ?, ?) ON CONFLICT (key) "
             "DO UPDATE SET value = value || substr(excluded.value, 2), until = excluded.until",
@@ -60,10 +63,12 @@ class SqliteCells:
         )
 
     def hold(self, id: str) -> Hold | None:
+        """See `Cells.hold`."""
         row = self._execute("SELECT * FROM holds WHERE id = ?", (self._prefix + id,)).fetchone()
         return _hold(row) if row is not None else None
 
     def save_hold(self, id: str, hold: Hold) -> None:
+        """See `Cells.save_hold`."""
         self._execute(
             "INSERT OR REPLACE INTO holds VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
@@ -74,10 +79,12 @@ class SqliteCells:
         )  # fmt: skip
 
     def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
+        """See `Cells.enter`."""
         prefix = self._prefix
         self._executemany("INSERT OR IGNORE INTO open VALUES (?,?,?)", [(prefix + s, deadline_ms, id) for s in scopes])
 
     def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
+        """See `Cells.leave`."""
         prefix = self._prefix
         self._executemany(
             "DELETE FROM open WHERE scope = ? AND deadline = ? AND id = ?",
@@ -85,11 +92,13 @@ class SqliteCells:
         )
 
     def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
+        """See `Cells.first`."""
         return self._execute(
             "SELECT deadline, id FROM open WHERE scope = ? ORDER BY deadline, id LIMIT ?", (self._prefix + scope, limit)
         ).fetchall()
 
     def due_at(self) -> int:
+        """See `Cells.due_at`."""
         first = self.first("", 1)
         return first[0][0] if first else MAX_AMOUNT
 
@@ -97,6 +106,7 @@ class SqliteCells:
         """Nothing to do: expired holds are found by their state."""
 
     def orphans(self, now_ms: int, limit: int) -> list[str]:
+        """See `Cells.orphans`."""
         rows = self._execute(
             "SELECT id FROM holds WHERE state = ? AND until > ? AND id > ? AND id < ? ORDER BY until LIMIT ?",
             (int(State.EXPIRED), now_ms, self._prefix, self._prefix[:-1] + "0", limit),

@@ -61,6 +61,7 @@ class SqliteStore:
         return cls(path, namespace=policy.namespace, timeout_s=policy.store_timeout.total_seconds())
 
     def execute(self, command: Command) -> Answer:
+        """See `Store.execute`."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             answer = self._attempt(command, deadline - time.monotonic())
@@ -70,6 +71,7 @@ class SqliteStore:
             time.sleep(_pause())
 
     async def aexecute(self, command: Command) -> Answer:
+        """See `Store.aexecute`."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             answer = self._attempt(command, 0)
@@ -79,15 +81,18 @@ class SqliteStore:
             await asyncio.sleep(_pause())
 
     def now_ms(self) -> int:
+        """See `Store.now_ms`."""
         return time.time_ns() // 1_000_000
 
     def close(self) -> None:
+        """See `Store.close`."""
         with self._lock:
             if self._connection is not None and self._pid == os.getpid():
                 self._connection.close()
             self._connection = self._cells = None
 
     async def aclose(self) -> None:
+        """See `Store.aclose`."""
         self.close()
 
     def _attempt(self, command: Command, wait_s: float) -> Answer | None:

@@ -67,6 +67,7 @@ class RedisStore:
         return cls(url, namespace=policy.namespace, timeout_s=policy.store_timeout.total_seconds())
 
     def execute(self, command: Command) -> Answer:
+        """See `Store.execute`."""
         try:
             reply = self._blocking().evaluate(script_of(command), self._root, encode(command))
         except exceptions.RedisError as error:
@@ -74,6 +75,7 @@ class RedisStore:
         return self._answer(command, reply)
 
     async def aexecute(self, command: Command) -> Answer:
+        """See `Store.aexecute`."""
         try:
             reply = await self._awaited().evaluate(script_of(command), self._root, encode(command))
         except exceptions.RedisError as error:
@@ -81,13 +83,16 @@ class RedisStore:
         return self._answer(command, reply)
 
     def now_ms(self) -> int:
+        """See `Store.now_ms`."""
         return time.time_ns() // 1_000_000 + self._skew_ms
 
     def close(self) -> None:
+        """See `Store.close`."""
         if self._pid == os.getpid() and self._sync is not None:
             self._sync.close()
 
     async def aclose(self) -> None:
+        """See `Store.aclose`."""
         self.close()
         connections = self._loops.pop(asyncio.get_running_loop(), None)
         if connections is not None:
