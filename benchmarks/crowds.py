@@ -147,7 +147,7 @@ class Worker:
         if ask[0] == "sleep":
             return await asyncio.sleep(ask[1])
         named = ask[2] if len(ask) > 2 else {}
-        return await getattr(self.way.engine, "a" + ask[0])(ask[1], **named)  # type: ignore[attr-defined]
+        return await getattr(self.way.engine, "a" + ask[0])(ask[1], **named)  # type: ignore[attr-defined]  # a method by its name, or a way by its kind
 
 
 def _is_final(refusal: BudgetExceeded | Refused) -> bool:
@@ -194,7 +194,7 @@ def play(scene: Scene, path: Path, namespace: str) -> Played:
 def _work(scene: Scene, path: Path, slot: int, callers: int, crowd: str, engine: BudgetEngine | None) -> None:
     books = Books(path, slot)
     total = Total(scene.url, scene.total) if engine is None else None
-    way: Way = Careless(scene, books, total) if total else Engine(scene, books, engine)  # type: ignore[arg-type]
+    way: Way = Careless(scene, books, total) if total else Engine(scene, books, engine)  # type: ignore[arg-type]  # a method by its name, or a way by its kind
     worker = Worker(scene, way, books, slot, callers)
     if crowd == "tasks":
         asyncio.run(_tasks(worker, engine))

@@ -111,7 +111,7 @@ def test_b061_an_unknown_zone_is_refused_by_name(zone: str) -> None:
 def test_b061_a_zone_that_is_no_text_is_refused() -> None:
     for zone in (None, 1, ZoneInfo("UTC")):
         with pytest.raises(ValueError, match="unknown time zone"):
-            Window.parse("day", zone)  # type: ignore[arg-type]
+            Window.parse("day", zone)  # type: ignore[arg-type]  # what the type forbids is what is tested
 
 
 def test_b061_the_day_is_the_zone_s_day() -> None:
@@ -192,7 +192,7 @@ def test_an_unknown_window_is_refused_with_the_accepted_ones(spec: str) -> None:
 @pytest.mark.parametrize("spec", [60, 1.5, True, ["day"], b"day", {}])
 def test_a_window_that_is_no_text_is_refused(spec: object) -> None:
     with pytest.raises(ValueError, match="unknown window"):
-        Window.parse(spec)  # type: ignore[arg-type]
+        Window.parse(spec)  # type: ignore[arg-type]  # what the type forbids is what is tested
 
 
 def test_no_window_is_none() -> None:
@@ -214,7 +214,7 @@ def test_a_window_is_frozen_and_travels() -> None:
     day = window("day", "Asia/Tokyo")
     bounds = day.bounds(ms("2026-11-29T12:00:00Z"))
     with pytest.raises(FrozenInstanceError):
-        day.zone = "UTC"  # type: ignore[misc]
+        day.zone = "UTC"  # type: ignore[misc]  # what the type forbids is what is tested
     for twin in (pickle.loads(pickle.dumps(day)), copy.deepcopy(day)):
         assert twin == day
         assert twin.bounds(ms("2026-11-29T12:00:00Z")) == bounds
@@ -242,7 +242,7 @@ def pieces(zone: str) -> list[tuple[int, int, int]]:
     info = ZoneInfo(zone)
 
     def offset(second: int) -> int:
-        return int(datetime.fromtimestamp(second, info).utcoffset().total_seconds())  # type: ignore[union-attr]
+        return int(datetime.fromtimestamp(second, info).utcoffset().total_seconds())  # type: ignore[union-attr]  # an aware datetime has an offset
 
     cuts = [FROM - 400 * 86_400]
     for low, high in pairwise(range(FROM - 400 * 86_400, TO + 400 * 86_400, 5 * 86_400)):

@@ -28,7 +28,7 @@ def surrounding_utterance() -> Utterance | None:
     return _CURRENT.get()
 
 
-def current_utterance(engine: BudgetEngine) -> Utterance | None:
+def current_utterance(engine: object) -> Utterance | None:
     """The utterance of this engine that the running code is in."""
     scope = _CURRENT.get()
     return scope if scope is not None and scope.engine is engine else None

@@ -154,7 +154,7 @@ def test_an_alias_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="both in prices and in aliases"):
         PriceBook({"x": {"input": 1, "output": 1}}, aliases={"X": "gpt-4o"})
     with pytest.raises(ConfigurationError, match="name of a model, not 3"):
-        PriceBook(aliases={"x": 3})  # type: ignore[dict-item]
+        PriceBook(aliases={"x": 3})  # type: ignore[dict-item]  # what a policy file may hold
 
 
 def test_rates_are_written_as_money_is() -> None:

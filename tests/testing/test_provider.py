@@ -58,7 +58,7 @@ def test_prompt_is_counted_as_a_quarter_of_its_characters(client: openai.OpenAI)
 def test_text_parts_of_a_message_are_counted_and_images_are_not(client: openai.OpenAI) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
     content = [{"type": "text", "text": "x" * 40}, image]
-    answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])  # type: ignore[list-item, misc]
+    answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])  # type: ignore[list-item, misc]  # a plain dict is what is sent
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 10
 
