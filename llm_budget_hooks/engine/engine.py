@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
@@ -29,6 +30,9 @@ from llm_budget_hooks.models import (
 
 T = TypeVar("T")
 _log = logging.getLogger("llm_budget_hooks")
+
+BEFORE_FLUSH: list[Callable[[], object]] = []
+"""What integrations wait for before an engine is flushed: ends of calls that they have put off."""
 
 
 class BudgetEngine(Operations):
@@ -233,15 +237,19 @@ class BudgetEngine(Operations):
         return await self.arun(self._orphans())
 
     def flush(self) -> None:
-        """Send what could not be sent before.
+        """Send what could not be sent before, and what integrations still have to settle.
 
         Raises:
             StoreUnavailable: the store still does not answer; nothing is lost.
         """
+        for wait in BEFORE_FLUSH:
+            wait()
         self.run(self._resend())
 
     async def aflush(self) -> None:
         """Same as `flush`, awaited."""
+        for wait in BEFORE_FLUSH:
+            await asyncio.to_thread(wait)
         await self.arun(self._resend())
 
     def close(self) -> None:

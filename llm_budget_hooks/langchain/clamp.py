@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+from llm_budget_hooks.clamp import affordable_output
 from llm_budget_hooks.engine import BudgetEngine, Utterance
 from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.money import parse_nusd
 from llm_budget_hooks.plan import DEFAULT_TENANT
-from llm_budget_hooks.pricing import Price
 from llm_budget_hooks.transitions import Meter
-
-_MOST = 1_000_000
 
 
 def clamped_output(engine: BudgetEngine, call: Call, scope: Utterance | None) -> int | None:
@@ -36,20 +34,7 @@ def clamped_output(engine: BudgetEngine, call: Call, scope: Utterance | None) ->
     amounts = [*_rooms(engine, call), *_answer_rooms(engine, call, scope)]
     if estimate is not None:
         amounts.append(parse_nusd(estimate))
-    most = min(n for n in (call.max_output_tokens, price.max_output_tokens, _MOST) if n is not None)
-    return min((_affordable(price, call, amount, most) for amount in amounts), default=most)
-
-
-def _affordable(price: Price, call: Call, nusd: int, most: int) -> int:
-    """By bisection: the most output tokens whose bound is within an amount."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        bound = price.bound_nusd(
-            call.input_tokens or 0, middle, writes_cache=call.writes_cache, service_tier=call.service_tier
-        )
-        low, high = (middle, high) if bound <= nusd else (low, middle - 1)
-    return low
+    return affordable_output(price, call, amounts)
 
 
 def _rooms(engine: BudgetEngine, call: Call) -> list[int]:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
+from llm_budget_hooks.engine.engine import BEFORE_FLUSH
+
 _log = logging.getLogger("llm_budget_hooks")
 _MOMENT_S: Final = 0.05
 _Job = tuple[Callable[[], object], threading.Event]
@@ -39,6 +41,8 @@ class _Later:
             done.wait(_MOMENT_S)
 
     def wait(self, timeout_s: float | None = None) -> bool:
+        if threading.current_thread() is self._thread:
+            return self._jobs.empty()
         done = threading.Event()
         self._jobs.put((lambda: None, done))
         if self._ending or not self._running():
@@ -101,3 +105,4 @@ def settle_at_exit(job: Callable[[], None]) -> None:
 
 
 atexit.register(_LATER.end)
+BEFORE_FLUSH.append(wait_settled)

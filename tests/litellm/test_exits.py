@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -113,3 +114,22 @@ def test_no_thread_is_left_behind_by_calls(provider: FakeProvider, capped: MakeE
     gc.collect()
     after = {thread.name for thread in threading.enumerate() if thread.name.startswith("llm-budget")}
     assert len(after | before) <= 1
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_flush_waits_for_what_is_still_to_be_settled(awaited: bool, capped: MakeEngine) -> None:
+    """A settle that takes longer than its finder waits, as that of a dropped stream on a slow store."""
+    engine, done = capped(*RULES["budgets"]), threading.Event()
+    settle_later(lambda: (time.sleep(0.3), done.set()))
+    assert not done.is_set()
+    if awaited:
+        asyncio.run(engine.aflush())
+    else:
+        engine.flush()
+    assert done.is_set()
+
+
+def test_a_flush_on_the_settling_thread_does_not_wait_for_itself(capped: MakeEngine) -> None:
+    engine, done = capped(*RULES["budgets"]), threading.Event()
+    settle_later(lambda: (engine.flush(), done.set()))
+    assert done.wait(5)
