@@ -20,6 +20,8 @@ from llm_budget_hooks.models import Call
 _STEP_KEYS = ("step", "lc_agent_name", "langgraph_node")
 # langchain-openai sends a `max_tokens` of the call in place of the `max_completion_tokens` of the model.
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample")
+_LS_BOUND = ("ls_max_tokens",)
+_CHOICES = ("n", "best_of", "candidate_count")
 _TIERS = frozenset({"priority", "flex", "batch"})
 
 
@@ -47,12 +49,11 @@ class Start:
 
 def model_of(start: Start) -> str:
     """The model asked for; where nothing names it, the kind of model, so that a price can be written for it."""
-    for value in (
-        start.metadata.get("ls_model_name"),
-        start.params.get("model"),
-        start.params.get("model_name"),
-        start.params.get("_type"),
-    ):
+    value = start.metadata.get("ls_model_name")
+    if isinstance(value, str) and value.strip():
+        return value
+    for name in ("model", "model_name", "_type"):
+        value = start.params.get(name)
         if isinstance(value, str) and value.strip():
             return value
     return "unnamed-model"
@@ -74,13 +75,18 @@ def step_of(metadata: Mapping[str, Any], name: str | None, model: str) -> str:
 
 def output_bound(start: Start) -> int | None:
     """The most output tokens that the provider was told, for all choices together; None if there is no bound."""
-    given = [start.params.get(name) for name in _BOUNDS]
-    given.append(start.metadata.get("ls_max_tokens"))
-    bound = next((n for n in given if type(n) is int and n > 0), None)
+    bound = _first_count(start.params, _BOUNDS) or _first_count(start.metadata, _LS_BOUND)
     if bound is None:
         return None
-    choices = [start.params.get(name) for name in ("n", "best_of", "candidate_count")]
-    return bound * max((n for n in choices if type(n) is int and n > 0), default=1)
+    return bound * max((n for n in map(start.params.get, _CHOICES) if type(n) is int and n > 0), default=1)
+
+
+def _first_count(source: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = source.get(name)
+        if type(value) is int and value > 0:
+            return value
+    return None
 
 
 def call_of(start: Start, root: Root) -> Call:

@@ -15,8 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any
+from typing import Any, ParamSpec
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -37,6 +36,7 @@ from llm_budget_hooks.models import Call
 
 _log = logging.getLogger("llm_budget_hooks")
 _NONE: Mapping[str, Any] = {}
+P = ParamSpec("P")
 
 
 class BudgetCallbackHandler(BaseCallbackHandler):
@@ -82,7 +82,8 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Reserve for a chat model, or refuse."""
-        self._start(run_id, parent_run_id, [m for batch in messages for m in batch], metadata, kwargs)
+        inputs = messages[0] if len(messages) == 1 else [m for batch in messages for m in batch]
+        self._start(run_id, parent_run_id, inputs, metadata, kwargs)
 
     @override
     def on_llm_start(
@@ -153,23 +154,25 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         self, response: LLMResult, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """Settle; the end of a model that is a root is the end of its answer."""
-        self._quietly(lambda: self._ended(run_id, parent_run_id, response))
-        self._leave(run_id, _output(response))
+        self._quietly(self._ended, run_id, parent_run_id, response)
+        root = self._runs.known(run_id)
+        if root is not None and root.id == run_id:
+            self._leave(root, _output(response))
 
     @override
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """Release what the provider refused; settle what it may have begun."""
-        self._quietly(lambda: self._failed(run_id, error, kwargs.get("response")))
-        self._leave(run_id, None, error)
+        self._quietly(self._failed, run_id, error, kwargs.get("response"))
+        self._left(run_id, None, error)
 
     @override
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
         """End the answer with its root: what is open is spent for now, and the actual is held against the ceiling."""
         if run_id in self._runs.calls:
-            self._quietly(lambda: self._decided(run_id, outputs))
-        self._leave(run_id, outputs)
+            self._quietly(self._decided, run_id, outputs)
+        self._left(run_id, outputs)
 
     @override
     def on_chain_error(
@@ -177,37 +180,37 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     ) -> None:
         """End the answer with its root."""
         if run_id in self._runs.calls:
-            self._quietly(lambda: self._failed(run_id, error, None))
-        self._leave(run_id, None, error)
+            self._quietly(self._failed, run_id, error, None)
+        self._left(run_id, None, error)
 
     @override
     def on_tool_end(self, output: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
         """End the answer where a tool is the root."""
-        self._leave(run_id, output)
+        self._left(run_id, output)
 
     @override
     def on_tool_error(
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """End the answer where a tool is the root."""
-        self._leave(run_id, None, error)
+        self._left(run_id, None, error)
 
     @override
     def on_retriever_end(
         self, documents: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """End the answer where a retriever is the root."""
-        self._leave(run_id, documents)
+        self._left(run_id, documents)
 
     @override
     def on_retriever_error(
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """End the answer where a retriever is the root."""
-        self._leave(run_id, None, error)
+        self._left(run_id, None, error)
 
     def _enter(self, run_id: UUID, parent: UUID | None, metadata: dict[str, Any] | None) -> None:
-        self._deciding(lambda: self._entered(run_id, parent, metadata or _NONE))
+        self._deciding(self._entered, run_id, parent, metadata or _NONE)
 
     def _entered(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> None:
         root = self._runs.root(self.engine, run_id, parent, metadata)
@@ -226,12 +229,12 @@ class BudgetCallbackHandler(BaseCallbackHandler):
             return
         params = more.get("invocation_params") or _NONE
         start = Start(run_id, parent, inputs, metadata or _NONE, more.get("name"), params, more.get("batch_size") or 1)
-        self._deciding(lambda: self._opened(start))
+        self._deciding(self._opened, start)
 
-    def _deciding(self, step: Callable[[], None]) -> None:
+    def _deciding(self, step: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Carry out what may refuse, so that only refusals and mistakes of configuration stop a call as such."""
         try:
-            step()
+            step(*args, **kwargs)
         except BudgetExceeded as error:
             raise refused(error) from None
         except ConfigurationError:
@@ -252,7 +255,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         if start.prompts > 1:
             opened.batch = join_batch(opened, start.prompts)
             # A refusal at the end of one prompt would lose the answers and the ends of the others.
-            root.streamed = root.streamed or root.id == start.run_id
+            root.streamed |= root.id == start.run_id
         self._runs.calls.put(start.run_id, opened)
         root.calls[start.run_id] = opened
         opened.watch(self._sweep)
@@ -269,18 +272,17 @@ class BudgetCallbackHandler(BaseCallbackHandler):
 
     def _reserve(self, start: Start, root: Root) -> Reservation:
         call = call_of(start, root)
-        with root.scope.current():
-            try:
-                return self.engine.reserve(call)
-            except (AlreadyResolved, ReservationConflict):
-                # Somebody used a run id twice; each use is an attempt of its own.
-                return self.engine.reserve(replace(call, id=None))
+        try:
+            return root.reserve(self.engine, call)
+        except (AlreadyResolved, ReservationConflict):
+            # Somebody used a run id twice; each use is an attempt of its own.
+            return root.reserve(self.engine, replace(call, id=None))
 
     def _abandon(self) -> None:
         """One prompt of a `generate` is refused, so those before it are not sent either."""
         for opened in abandoned_batch():
             if self._taken(opened.run_id) is not None:
-                self._quietly(partial(self.engine.release, opened.reservation))
+                self._quietly(self.engine.release, opened.reservation)
 
     def _is_cheap(self, model: str) -> bool:
         return any(fnmatchcase(model, pattern) for pattern in self.engine.policy.tiers.get("cheap", ()))
@@ -337,11 +339,15 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     def _sweep(self, opened: Opened) -> None:
         """The call's task or root has ended without it: what it holds is spent, until it says otherwise."""
         if opened.claim(final=False):
-            self._quietly(lambda: self.engine.settle(opened.reservation))
+            self._quietly(self.engine.settle, opened.reservation)
 
-    def _leave(self, run_id: UUID, output: Any, error: BaseException | None = None) -> None:
+    def _left(self, run_id: UUID, output: Any, error: BaseException | None = None) -> None:
         root = self._runs.known(run_id)
-        if root is None or root.id != run_id or root.ended:
+        if root is not None and root.id == run_id:
+            self._leave(root, output, error)
+
+    def _leave(self, root: Root, output: Any, error: BaseException | None = None) -> None:
+        if root.ended:
             return
         root.ended = True
         for opened in list(root.calls.values()):
@@ -357,10 +363,10 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         except Exception:  # noqa: BLE001 - an answer that was paid for is not lost over this
             _log.exception("The budget handler failed at the end of an answer.")
 
-    def _quietly(self, step: Callable[[], object]) -> None:
+    def _quietly(self, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Carry out what must not disturb an answer that was paid for."""
         try:
-            step()
+            step(*args, **kwargs)
         except Exception:  # noqa: BLE001 - an answer that was paid for is not lost over this
             _log.exception("The budget handler failed at the end of a call; its hold ends by its timeout.")
 

@@ -16,10 +16,11 @@ from uuid import UUID
 
 from langchain_core.runnables.config import var_child_runnable_config
 
-from llm_budget_hooks.engine import BudgetEngine, Utterance
-from llm_budget_hooks.engine.utterance import current_utterance
+from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
+from llm_budget_hooks.engine.utterance import current_utterance, surrounding_utterance
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.langchain.bounded import Bounded
+from llm_budget_hooks.models import Call
 
 if TYPE_CHECKING:
     from llm_budget_hooks.langchain.opened import Opened
@@ -55,6 +56,13 @@ class Root:
     refused: BudgetExceeded | None = None
     calls: dict[UUID, Opened] = field(default_factory=dict)
     ended: bool = False
+
+    def reserve(self, engine: BudgetEngine, call: Call) -> Reservation:
+        """Reserve as this root's, whatever scope the code that calls the model is in."""
+        if surrounding_utterance() is None:
+            return engine.reserve(call)
+        with self.scope.current():
+            return engine.reserve(call)
 
     def cancelled(self, engine: BudgetEngine, task: asyncio.Task[Any] | None) -> None:
         """A task that runs calls of this root was cancelled: what they hold is spent, as far as anybody knows."""
@@ -153,7 +161,7 @@ def _new_root(engine: BudgetEngine, id: UUID, metadata: Mapping[str, Any]) -> Ro
     user = _pinned(outer.user if outer else None, text_in(metadata, "user"))
     feature = _pinned(outer.feature if outer else None, text_in(metadata, "feature"))
     if outer is None:
-        named: str | None = utterance or f"lc-{id}"
+        named: str | None = utterance or f"lc-{id.hex}"
     elif utterance is not None or (tenant, user, feature) != (outer.tenant, outer.user, outer.feature):
         named = utterance or outer.id
     else:

@@ -260,14 +260,36 @@ def test_engines_are_not_kept_alive_by_their_runs(models: Models) -> None:
     assert seen() is None
 
 
-def test_what_is_known_of_runs_is_bounded() -> None:
-    known: Bounded[int, str] = Bounded(3)
-    for number in range(4):
+def test_what_is_known_of_runs_is_bounded_and_what_is_used_stays() -> None:
+    known: Bounded[int, str] = Bounded(10)
+    for number in range(100):
         known.put(number, "x")
-        known.get(0)
-    assert len(known) == 3
+        assert known.get(0) == "x"
+        assert known.get(number) == "x"
+        assert len(known) <= 10
     assert 0 in known
     assert 1 not in known
+    assert known.pop(0) == "x"
+    assert known.pop(0) is None
+    assert 0 not in known
+
+
+def test_what_is_known_of_runs_survives_many_threads() -> None:
+    known: Bounded[int, int] = Bounded(1000)
+    lost: list[int] = []
+
+    def work(first: int) -> None:
+        for number in range(first, first + 5000):
+            known.put(number, number)
+            if known.get(number) != number or known.pop(number) != number:
+                lost.append(number)
+
+    threads = [threading.Thread(target=work, args=(10_000 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not lost
 
 
 def test_b128_loops_in_threads_share_a_handler(engines: Engines, models: Models, provider: FakeProvider) -> None:
