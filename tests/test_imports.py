@@ -77,7 +77,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_the_wheel_has_all_modules_scripts_and_the_marker_of_types(wheel: list[str]) -> None:
     package = ROOT / "llm_budget_hooks"
-    wanted = [p for p in package.rglob("*") if p.suffix in (".py", ".lua") or p.name == "py.typed"]
+    wanted = [p for p in package.rglob("*") if p.suffix in (".py", ".lua", ".toml") or p.name == "py.typed"]
     assert {p.relative_to(ROOT).as_posix() for p in wanted} <= set(wheel)
     assert sum(name.endswith(".lua") for name in wheel) >= 4
     assert "llm_budget_hooks/py.typed" in wheel

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_budget_hooks import BudgetEngine, ConfigurationError, Policy
+from llm_budget_hooks import BudgetEngine, ConfigurationError
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.testing import FakeProvider
 
@@ -157,7 +157,6 @@ def test_the_two_commands_are_one_line_each() -> None:
 def test_what_the_readme_says_is_missing_is_missing() -> None:
     for name in ("kill", "revive", "adjust", "rebuild", "report_injection"):
         assert not hasattr(BudgetEngine, name)
-    assert not hasattr(Policy, "preset")
     for name in ("ledger", "journal", "on_alert", "on_degraded"):
         with pytest.raises(ConfigurationError, match="does not support"):
             BudgetEngine.open("memory://", {}, **{name: "any"})  # type: ignore[arg-type]  # whatever it is

@@ -320,6 +320,21 @@ class Policy(_Model):
         except ConfigurationError as error:
             raise ConfigurationError(str(error).replace(cls.__name__, path.name)) from None
 
+    @classmethod
+    def preset(cls, name: str, *, per: Literal["global", "tenant", "user"] | None = None) -> Policy:
+        """A policy that comes with this package: ``zeno``, ``llm-budget-cap``, ``pact`` or ``daily-tokens``.
+
+        Args:
+            name: of the preset; ``llm-budget check --preset NAME --print`` shows it as a file to start from.
+            per: whom the one counter of ``llm-budget-cap`` is for; None: everybody together.
+
+        Raises:
+            ConfigurationError: there is no such preset; the message lists them.
+        """
+        from llm_budget_hooks.presets import preset_text
+
+        return cls(**tomllib.loads(preset_text(name, per)))
+
     def budgets_of(self, tenant: str) -> tuple[Budget, ...]:
         """The budgets that bind a tenant, in policy order; those switched off are left out."""
         own = self.tenants.get(tenant)

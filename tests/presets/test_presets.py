@@ -1,0 +1,243 @@
+"""Each preset does what the system that it stands for does, as far as the clock of a test can show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, Policy, Usage
+from llm_budget_hooks.presets import PRESETS, preset_text
+
+NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
+
+
+@dataclass
+class FrozenTime:
+    """A clock that stands until it is moved."""
+
+    now: datetime = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def pass_by(self, **time: float) -> None:
+        self.now += timedelta(**time)
+
+
+@pytest.fixture
+def clock() -> FrozenTime:
+    return FrozenTime()
+
+
+class Opened:
+    """Opens engines on one store and clock."""
+
+    def __init__(self, url: str, clock: FrozenTime) -> None:
+        self.engines: list[BudgetEngine] = []
+        self._url, self._clock = url, clock
+
+    def __call__(self, name: str, **options: Any) -> BudgetEngine:
+        policy = Policy.preset(name, **options).model_copy(update={"store_timeout": timedelta(seconds=10)})
+        self.engines.append(BudgetEngine.open(self._url, policy=policy, clock=self._clock))
+        return self.engines[-1]
+
+
+@pytest.fixture
+def opened(engine_url: str, clock: FrozenTime) -> Iterator[Opened]:
+    made = Opened(engine_url, clock)
+    yield made
+    for engine in made.engines:
+        engine.close()
+
+
+def paid(engine: BudgetEngine, amount: str, user: str = "u1", **more: Any) -> None:
+    engine.charge(Call(model="any", tenant="acme", user=user, amount=amount, **more), cost=amount)
+
+
+def refusal(engine: BudgetEngine, amount: str = "0.01", user: str = "u1", **more: Any) -> BudgetExceeded:
+    with pytest.raises(BudgetExceeded) as caught:
+        engine.reserve(Call(model="any", tenant="acme", user=user, amount=amount, **more))
+    return caught.value
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_commented_file_that_opens_as_it_is_printed(name: str, tmp_path: Any) -> None:
+    path = tmp_path / "budgets.toml"
+    path.write_text(preset_text(name), encoding="utf-8")
+    assert Policy.load(path) == Policy.preset(name)
+    assert path.read_text(encoding="utf-8").startswith(f"# {name}: ")
+    BudgetEngine.open("memory://", policy=Policy.preset(name)).close()
+
+
+def test_an_unknown_preset_is_a_mistake_that_lists_them() -> None:
+    with pytest.raises(ConfigurationError, match="zeno, llm-budget-cap, pact, daily-tokens"):
+        Policy.preset("zenon")
+
+
+def test_only_the_preset_with_one_counter_can_be_for_somebody_else() -> None:
+    assert [Policy.preset("llm-budget-cap", per=who).budgets[0].scope for who in ("global", "tenant", "user")] == [
+        "global",
+        "tenant",
+        "user",
+    ]
+    with pytest.raises(ConfigurationError, match="llm-budget-cap"):
+        Policy.preset("pact", per="user")
+    with pytest.raises(ConfigurationError, match="not 'answer'"):
+        Policy.preset("llm-budget-cap", per="answer")  # type: ignore[arg-type]  # what a caller may write
+
+
+def test_zeno_names_everybodys_budget_before_the_users(opened: Opened) -> None:
+    engine = opened("zeno")
+    for number in range(25):
+        paid(engine, "2", user=f"u{number}")
+    both = refusal(engine, user="u3")
+    assert (both.budget, both.failed, both.http_status) == ("global-day", ("global-day", "user-day"), 429)
+
+
+def test_zeno_stops_one_user_with_a_text_that_says_tomorrow(opened: Opened, clock: FrozenTime) -> None:
+    engine = opened("zeno")
+    paid(engine, "2")
+    refused = refusal(engine)
+    assert (refused.budget, refused.code) == ("user-day", "spend")
+    assert refused.public_message == "Daily limit reached. Try again tomorrow."
+    paid(engine, "2", user="u2")
+    clock.pass_by(hours=12)
+    paid(engine, "2")
+
+
+def test_zeno_takes_cached_input_at_a_tenth_where_no_price_is_known() -> None:
+    policy = Policy.preset("zeno").model_copy(update={"prices": {"own": {"input": 10, "output": 20}}})
+    with BudgetEngine.open("memory://", policy=policy) as engine:
+        used = Usage(input_tokens=1_000_000, cached_input_tokens=1_000_000)
+        settled = engine.settle(engine.reserve(Call(model="own", user="u1", amount="1")), usage=used)
+    assert settled.cost == Decimal(1)
+
+
+def test_zeno_with_a_limit_of_zero_asks_nobody() -> None:
+    values = {**Policy.preset("zeno").model_dump(), "budgets": [{"scope": "user", "limit": 0, "window": "day"}]}
+    with BudgetEngine.open("memory://", policy=values) as engine:
+        assert engine.status(tenant="acme", user="u1") == []
+        paid(engine, "1000")
+
+
+def test_zeno_lets_calls_through_where_the_store_is_away() -> None:
+    assert Policy.preset("zeno").on_store_error == Policy.preset("llm-budget-cap").on_store_error == "allow"
+
+
+def test_llm_budget_cap_counts_from_its_first_use_and_is_never_lengthened(opened: Opened, clock: FrozenTime) -> None:
+    engine = opened("llm-budget-cap")
+    paid(engine, "4")
+    clock.pass_by(hours=23)
+    paid(engine, "6", user="u2")
+    refused = refusal(engine)
+    assert (refused.budget, refused.resets_at) == ("cap", NOON + timedelta(hours=24))
+    assert refused.retry_after == 3600
+    clock.pass_by(hours=1)
+    paid(engine, "10")
+
+
+def test_llm_budget_cap_for_each_user_keeps_them_apart(opened: Opened) -> None:
+    engine = opened("llm-budget-cap", per="user")
+    paid(engine, "10")
+    paid(engine, "10", user="u2")
+    assert refusal(engine).scope == "user"
+
+
+def test_llm_budget_cap_refunds_and_books_what_came_above_the_hold(opened: Opened) -> None:
+    engine = opened("llm-budget-cap")
+    call = Call(model="any", amount="5")
+    assert engine.settle(engine.reserve(call), cost="1").cost == 1
+    assert engine.settle(engine.reserve(call), cost="9.5").overage == Decimal("4.5")
+    (cap,) = engine.status()
+    assert (cap.spent, cap.reserved, cap.available) == (Decimal("10.5"), 0, 0)
+    assert engine.charge(call, cost="1", force=True).status == "settled"
+
+
+def test_pact_counts_a_fan_out_once_at_the_fifth_layer_and_every_call_at_the_fourth(opened: Opened) -> None:
+    engine = opened("pact")
+    with engine.utterance(tenant="acme", user="u1", feature="chat"):
+        for _ in range(25):
+            engine.charge(Call(model="any", amount="0.01"), cost="0.01")
+    counted = {line.budget: line.spent for line in engine.status(tenant="acme", user="u1")}
+    assert counted["user-utterances"] == 1
+    assert counted["tenant-calls"] == 25
+    assert counted["tenant-month"] == Decimal("0.25")
+
+
+def test_pact_refuses_the_21st_utterance_of_a_user_and_the_61st_call_of_a_tenant(
+    opened: Opened, clock: FrozenTime
+) -> None:
+    engine = opened("pact")
+    for user in ("u1", "u2", "u3"):
+        for _ in range(20):
+            paid(engine, "0", user=user)
+    assert refusal(engine, "0").failed == ("tenant-calls", "user-utterances")
+    assert refusal(engine, "0", user="u4").failed == ("tenant-calls",)
+    clock.pass_by(seconds=60, milliseconds=1)
+    paid(engine, "0")
+
+
+def test_pact_has_no_daily_caps_and_alerts_at_four_fifths() -> None:
+    policy = Policy.preset("pact")
+    assert {b.name for b in policy.budgets} - {b.name for b in policy.budgets_of("acme")} == {"tenant-day", "user-day"}
+    assert (policy.alert_at, policy.cutoff) == ((0.8,), "hard")
+
+
+def test_pact_refuses_at_the_month_and_lets_the_next_one_begin(opened: Opened, clock: FrozenTime) -> None:
+    engine = opened("pact")
+    paid(engine, "20")
+    assert refusal(engine).budget == "tenant-month"
+    clock.pass_by(hours=12)
+    paid(engine, "20")
+
+
+def test_pact_stops_an_answer_of_the_feature_ask_at_five_cents(opened: Opened) -> None:
+    engine = opened("pact")
+    with engine.utterance(tenant="acme", user="u1", feature="ask"):
+        engine.charge(Call(model="any", amount="0.04"), cost="0.04")
+        assert refusal(engine, "0.02").budget == "ask-answer"
+    with engine.utterance(tenant="acme", user="u1", feature="chat"):
+        paid(engine, "0.06")
+
+
+def test_pact_counts_questions_when_they_are_asked_and_leaves_them_to_the_operator() -> None:
+    asked = {b.name: b for b in Policy.preset("pact").budgets if b.features == ("ask",)}
+    questions, person = asked["ask-questions"], asked["ask-per-person"]
+    assert (questions.limit, questions.window, questions.managed) == (500, "rolling:24h", True)
+    assert (person.limit, person.window, person.managed) == (30, "rolling:60s", False)
+    assert (questions.scope, questions.count, person.scope, person.count) == ("tenant", "entry", "user", "entry")
+
+
+def tokens(engine: BudgetEngine, amount: int) -> None:
+    held = engine.reserve(Call(model="any", tenant="acme", user="u1", input_tokens=amount, max_output_tokens=0))
+    engine.settle(held, usage=Usage(input_tokens=amount - 10, output_tokens=10))
+
+
+def test_daily_tokens_counts_input_and_output_and_says_the_seconds_to_midnight(
+    opened: Opened, clock: FrozenTime
+) -> None:
+    engine = opened("daily-tokens")
+    tokens(engine, 99_990)
+    asked = Call(model="any", tenant="acme", user="u1", input_tokens=11, max_output_tokens=0)
+    refused = engine.check(asked).refusal
+    assert refused is not None
+    assert (refused.budget, refused.code, refused.retry_after) == ("user-tokens", "tokens", 12 * 3600)
+    assert (refused.available, refused.requested) == (10, 11)
+    tokens(engine, 10)
+    clock.pass_by(hours=12)
+    assert engine.check(asked)
+
+
+def test_daily_tokens_names_the_rate_where_both_deny(opened: Opened) -> None:
+    engine = opened("daily-tokens")
+    for _ in range(20):
+        tokens(engine, 5_000)
+    refused = engine.check(Call(model="any", tenant="acme", user="u1", input_tokens=1, max_output_tokens=0)).refusal
+    assert refused is not None
+    assert (refused.budget, refused.failed) == ("user-calls", ("user-calls", "user-tokens"))
+    assert refused.retry_after == 12 * 3600
