@@ -1,10 +1,4 @@
-"""From the end of a model run to a `Usage`: what was reported, or what can be counted of the words that came.
-
-Providers' counts reach LangChain as ``usage_metadata``: the input includes what was read from and written to
-caches, the output includes reasoning, and langchain-openai puts the service tier before the names of the details
-(``priority_cache_read``). Anthropic's cache writes come as ``ephemeral_5m_input_tokens`` and
-``ephemeral_1h_input_tokens``.
-"""
+"""From the end of a model run to a `Usage`: what was reported, or what can be counted of the words that came."""
 
 from __future__ import annotations
 
@@ -18,8 +12,7 @@ from langchain_core.outputs import Generation, LLMResult
 
 from llm_budget_hooks.langchain.tokens import likely_output
 from llm_budget_hooks.models import Usage
-
-_TIERS = ("priority", "flex")
+from llm_budget_hooks.usage import usage_from
 
 
 @dataclass(slots=True)
@@ -71,42 +64,14 @@ def usage_of(metadata: Mapping[str, Any], facts: Mapping[str, Any] | None = None
     """
     if "input_tokens" not in metadata and "output_tokens" not in metadata:
         return None
-    facts = facts or {}
-    inputs = metadata.get("input_token_details")
-    outputs = metadata.get("output_token_details")
-    if inputs or outputs or "usage" in facts:
-        return _detailed(metadata, inputs or {}, outputs or {}, facts)
-    return Usage(
-        input_tokens=_count(metadata, "input_tokens"),
-        output_tokens=_count(metadata, "output_tokens"),
-        service_tier=_text(facts.get("service_tier")),
-    )
-
-
-def _detailed(
-    metadata: Mapping[str, Any], inputs: Mapping[str, Any], outputs: Mapping[str, Any], facts: Mapping[str, Any]
-) -> Usage:
-    tier = _tier(inputs, outputs) or _text(facts.get("service_tier"))
-    five, hour = _count(inputs, "ephemeral_5m_input_tokens"), _count(inputs, "ephemeral_1h_input_tokens")
-    return Usage(
-        input_tokens=_count(metadata, "input_tokens"),
-        cached_input_tokens=_tiered(inputs, "cache_read"),
-        cache_write_tokens=max(_tiered(inputs, "cache_creation") - hour, five),
-        cache_write_1h_tokens=hour,
-        output_tokens=_count(metadata, "output_tokens"),
-        reasoning_tokens=_tiered(outputs, "reasoning"),
-        input_audio_tokens=_count(inputs, "audio"),
-        output_audio_tokens=_count(outputs, "audio"),
-        searches=_searches(facts),
-        service_tier=tier,
-    )
+    return usage_from({"usage_metadata": metadata, "response_metadata": facts}) or Usage()
 
 
 def _text_outcome(first: list[Any], output: Mapping[str, Any], alone: bool) -> Outcome:
     counts = output.get("token_usage")
     usage = None
     if counts:
-        usage = Usage(input_tokens=_count(counts, "prompt_tokens"), output_tokens=_count(counts, "completion_tokens"))
+        usage = usage_from(counts)
     elif counts is not None and not alone:
         usage = Usage()
     return Outcome(usage, False, _text(output.get("model_name")), likely_output(_words(first)))
@@ -121,26 +86,6 @@ def _words(generations: list[Generation]) -> Iterator[str]:
                 yield json.dumps(call, default=str)
         if message is not None:
             yield str(message.additional_kwargs.get("reasoning_content") or "")
-
-
-def _tier(*details: Mapping[str, Any]) -> str | None:
-    keys = [key for detail in details for key in detail]
-    return next((tier for tier in _TIERS if any(key == tier or key.startswith(f"{tier}_") for key in keys)), None)
-
-
-def _tiered(details: Mapping[str, Any], name: str) -> int:
-    return sum(_count(details, key) for key in (name, *(f"{tier}_{name}" for tier in _TIERS)))
-
-
-def _count(counts: Mapping[str, Any], name: str) -> int:
-    value = counts.get(name)
-    return max(int(value), 0) if isinstance(value, int | float) else 0
-
-
-def _searches(facts: Mapping[str, Any]) -> int:
-    usage = facts.get("usage")
-    tools = usage.get("server_tool_use") if isinstance(usage, Mapping) else None
-    return _count(tools, "web_search_requests") if isinstance(tools, Mapping) else 0
 
 
 def _text(value: object) -> str | None:

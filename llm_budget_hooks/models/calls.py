@@ -103,7 +103,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the provider says was used. All counts are tokens but for `images` and `searches`.
+    """What the provider says was used. Counts are tokens where the name does not say otherwise.
 
     Attributes:
         input_tokens: all of the prompt, cached and cache-written parts included.
@@ -113,8 +113,11 @@ class Usage:
         output_tokens: all that was generated, reasoning included.
         reasoning_tokens: the part of the output that was reasoning.
         input_audio_tokens, output_audio_tokens: the parts that were audio.
+        input_image_tokens, output_image_tokens: the parts that were images.
         images: how many images were made.
         searches: how many web searches were made.
+        input_characters: letters that were sent to be spoken, where that is what is billed.
+        input_ms, output_ms: milliseconds of sound or film that were sent and made, where that is what is billed.
         service_tier: the tier that served; None: the one asked for.
         exact: False if a count was guessed rather than reported.
 
@@ -130,8 +133,13 @@ class Usage:
     reasoning_tokens: int = 0
     input_audio_tokens: int = 0
     output_audio_tokens: int = 0
+    input_image_tokens: int = 0
+    output_image_tokens: int = 0
     images: int = 0
     searches: int = 0
+    input_characters: int = 0
+    input_ms: int = 0
+    output_ms: int = 0
     service_tier: str | None = None
     exact: bool = True
 
@@ -139,7 +147,8 @@ class Usage:
         counts = (
             self.input_tokens, self.cached_input_tokens, self.cache_write_tokens, self.cache_write_1h_tokens,
             self.output_tokens, self.reasoning_tokens, self.input_audio_tokens, self.output_audio_tokens,
-            self.images, self.searches,
+            self.input_image_tokens, self.output_image_tokens, self.images, self.searches,
+            self.input_characters, self.input_ms, self.output_ms,
         )  # fmt: skip
         for count in counts:
             if type(count) is not int or not 0 <= count <= MAX_TOKENS:
@@ -147,7 +156,7 @@ class Usage:
         _checked_text("Usage", "service_tier", self.service_tier)
 
     def _refuse_counts(self) -> None:
-        for name in self.__slots__[:10]:
+        for name in self.__slots__[:15]:
             value = getattr(self, name)
             if value is None:
                 raise ConfigurationError(f"Usage.{name} is None; leave out what is not known")

@@ -1,0 +1,142 @@
+"""Reading what may be an object or a mapping, and counts that may be anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from math import ceil
+from typing import Any, Final
+
+from llm_budget_hooks.models.calls import MAX_TOKENS, Usage
+
+_DIGITS: Final = 40
+
+
+def field(value: Any, *path: str) -> Any:
+    """A field of an object or a mapping, or of what stands in its fields; None if it is not there."""
+    for name in path:
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        elif value is None:
+            return None
+        else:
+            value = getattr(value, name, None)
+    return value
+
+
+def first(value: Any, *names: str) -> Any:
+    """The first of some fields that is there and not None."""
+    for name in names:
+        found = field(value, name)
+        if found is not None:
+            return found
+    return None
+
+
+def items(value: Any) -> Sequence[Any]:
+    """A list as it is, and nothing for what is no list."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+class Counts:
+    """Reads counts, and remembers whether one of them was not what a count can be.
+
+    Attributes:
+        exact: False once a count had to be changed.
+    """
+
+    __slots__ = ("_partial", "exact")
+
+    def __init__(self, *, partial: bool = False) -> None:
+        """Begin to read; in an event of a stream, counts may be missing."""
+        self.exact = True
+        self._partial = partial
+
+    def of(self, place: Any, *names: str) -> int:
+        """The first of some counts that is there; 0 without one."""
+        return self.whole(first(place, *names))
+
+    def needed(self, place: Any, *names: str, may_lack: bool = False) -> int:
+        """Same as `of`, for a count that a usage of this shape has: None in its place is not 0."""
+        found = first(place, *names)
+        if found is None and not self._partial and not (may_lack and not any(_has(place, name) for name in names)):
+            self.exact = False
+        return self.whole(found)
+
+    def whole(self, value: Any) -> int:
+        """A value as a count from 0 to 10**12; None is 0."""
+        if value is None:
+            return 0
+        if type(value) is int and 0 <= value <= MAX_TOKENS:
+            return value
+        return self._forced(value)
+
+    def part(self, count: int, whole: int) -> int:
+        """A count cut to the whole that it is a part of."""
+        if count <= whole:
+            return count
+        self.exact = False
+        return whole
+
+    def _forced(self, value: Any) -> int:
+        number = _number(value)
+        if number is None or number < 0:
+            self.exact = False
+            return 0
+        if isinstance(value, str) or number != int(number) or number > MAX_TOKENS:
+            self.exact = False
+        return min(ceil(number), MAX_TOKENS)
+
+
+def _has(place: Any, name: str) -> bool:
+    return name in place if isinstance(place, Mapping) else hasattr(place, name)
+
+
+def _number(value: Any) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
+        return None
+    if isinstance(value, int):
+        return Decimal(value)
+    text = str(value).strip()
+    if len(text) > _DIGITS:
+        return None
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() and number.adjusted() <= _DIGITS else None
+
+
+def made(counts: Counts, tier: Any = None, **found: int) -> Usage | None:
+    """The usage of some counts, cut to what can be; None if it says nothing but zeros.
+
+    Args:
+        counts: what read them.
+        tier: the service tier that served, if it is text.
+        found: the counts by the names of `Usage`.
+    """
+    if not any(found.values()):
+        return None
+    if max(found.values()) > MAX_TOKENS:
+        found = {name: counts.whole(count) for name, count in found.items()}
+    left = prompt = found.get("input_tokens", 0)
+    for name in ("cache_write_1h_tokens", "cache_write_tokens", "cached_input_tokens"):
+        if found.get(name):
+            found[name] = counts.part(found[name], left)
+            left -= found[name]
+    for name in ("input_audio_tokens", "input_image_tokens"):
+        if found.get(name):
+            found[name] = counts.part(found[name], prompt)
+    output = found.get("output_tokens", 0)
+    for name in ("reasoning_tokens", "output_audio_tokens", "output_image_tokens"):
+        if found.get(name):
+            found[name] = counts.part(found[name], output)
+    return Usage(**found, service_tier=tier_of(tier), exact=counts.exact)
+
+
+def tier_of(*named: Any) -> str | None:
+    """The first of some service tiers that is one; ``auto`` only says that the provider may choose."""
+    for tier in named:
+        if isinstance(tier, str) and tier.strip() and tier != "auto":
+            return tier
+    return None
