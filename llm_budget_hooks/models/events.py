@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from llm_budget_hooks.money import to_decimal
 
@@ -29,9 +28,10 @@ EventKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One thing that happened, in numbers. What does not apply is None.
+class Event(NamedTuple):
+    """One thing that happened, in numbers; what does not apply is None.
+
+    It is made in the way of calls, and a named tuple takes a quarter of the time that a frozen dataclass takes.
 
     Attributes:
         kind: what happened. ``late`` is a final settle after a provisional end; ``expired`` a hold that nobody ended;
@@ -49,7 +49,7 @@ class Event:
         code: of a refusal, as `BudgetExceeded.code`.
         stage: of a refusal, as `BudgetExceeded.stage`.
         busy: of a refusal, as `BudgetExceeded.busy`.
-        count: how many such events this one stands for, where more were counted than told.
+        times: how many such events this one stands for, where more were counted than told.
         limit, spent, reserved, requested: the account's, in nano-dollars or in the meter's own unit.
         threshold: of an alert, as a share of the limit.
         estimate_nusd: what the call was expected to cost.
@@ -79,7 +79,7 @@ class Event:
     code: str | None = None
     stage: str | None = None
     busy: bool | None = None
-    count: int = 1
+    times: int = 1
     limit: int | None = None
     spent: int | None = None
     reserved: int | None = None

@@ -1,0 +1,122 @@
+"""Prometheus: counters and histograms of what an engine tells, and its balances at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from llm_budget_hooks.metrics.balances import NUMBERS, Readable, samples
+from llm_budget_hooks.metrics.labels import USUAL, Label, Labels
+from llm_budget_hooks.models.events import Event
+
+_NUSD: Final = 10**9
+_LATENCY_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_AGE_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_TOKENS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens")
+
+
+class PrometheusObserver:
+    """Counts what it is told: ``BudgetEngine.open(..., observers=(PrometheusObserver(),))``.
+
+    Args:
+        registry: where the series go.
+        labels: of costs and tokens; ``user`` makes a series for each user, up to `most`.
+        most: how many values each label may take before they are counted as ``other``.
+
+    Raises:
+        ConfigurationError: there is no such label.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry = REGISTRY, *, labels: tuple[Label, ...] = USUAL, most: int = 200
+    ) -> None:
+        self._labels = Labels(labels, most)
+        self._events = Counter("llm_budget_events", "What happened, by kind.", ["kind"], registry=registry)
+        self._refusals = Counter(
+            "llm_budget_refusals", "Calls and answers turned away.", ["code", "budget", "scope"], registry=registry
+        )
+        self._cost = Counter("llm_budget_cost_dollars", "What was booked.", labels, registry=registry)
+        self._overage = Counter("llm_budget_overage_dollars", "What was booked above the holds.", registry=registry)
+        self._tokens = Counter("llm_budget_tokens", "What was used.", ["type", *labels], registry=registry)
+        self._age = Histogram(
+            "llm_budget_hold_age_seconds", "Age of holds at their end.", ["kind"], buckets=_AGE_S, registry=registry
+        )
+        self._latency = Histogram(
+            "llm_budget_store_seconds", "Waits for the store.", ["kind"], buckets=_LATENCY_S, registry=registry
+        )
+        self._degraded = Gauge("llm_budget_degraded", "1 while the store does not answer.", registry=registry)
+        self._killed = Gauge("llm_budget_killed", "1 while the kill switch for everybody is on.", registry=registry)
+
+    def __call__(self, event: Event) -> None:
+        """Count one event."""
+        kind = event.kind
+        self._events.labels(kind).inc(event.times)
+        if event.latency_s is not None:
+            self._latency.labels(kind).observe(event.latency_s)
+        if event.held_s is not None:
+            self._age.labels(kind).observe(event.held_s)
+        if kind == "refused":
+            self._refusals.labels(event.code or "", event.budget or "", event.scope or "").inc(event.times)
+        elif kind in ("degraded", "restored"):
+            self._degraded.set(kind == "degraded")
+        elif kind in ("killed", "revived", "auto_engaged") and event.tenant is None:
+            self._killed.set(kind != "revived")
+        elif kind in ("settled", "late"):
+            self._book(event)
+
+    def _book(self, event: Event) -> None:
+        labels = self._labels.of(event)
+        if event.cost_nusd:
+            (self._cost.labels(*labels) if labels else self._cost).inc(event.cost_nusd / _NUSD)
+            self._overage.inc(max(event.cost_nusd - (event.estimate_nusd or event.cost_nusd), 0) / _NUSD)
+        for name in _TOKENS:
+            count = getattr(event, name)
+            if count:
+                self._tokens.labels(name.removesuffix("_tokens"), *labels).inc(count)
+
+
+class PrometheusBalances(Collector):
+    """The balances at each scrape: limit, spent, reserved, available, and how many could not be read.
+
+    A balance that could not be read has no sample, never 0.
+
+    Args:
+        engine: whose balances.
+        tenants: whose budgets are read beside the global ones.
+        registry: where the series go.
+    """
+
+    def __init__(
+        self, engine: Readable, tenants: Sequence[str] = (), *, registry: CollectorRegistry = REGISTRY
+    ) -> None:
+        self._engine = engine
+        self._tenants = tuple(tenants)
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """The series without samples, so that registering reads nothing."""
+        return [*_families().values(), _unread()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Read all balances."""
+        families, unread = _families(), 0
+        for sample in samples(self._engine, self._tenants):
+            if sample.value is None:
+                unread += sample.number == "spent"
+            else:
+                families[sample.number].add_metric(list(sample[:4]), sample.value)
+        return [*families.values(), _unread(unread)]
+
+
+def _families() -> dict[str, GaugeMetricFamily]:
+    labels = ["budget", "scope", "meter", "tenant"]
+    text = "of an account, in dollars or in the meter's own unit."
+    return {n: GaugeMetricFamily(f"llm_budget_{n}", f"{n.capitalize()} {text}", labels=labels) for n in NUMBERS}
+
+
+def _unread(count: int | None = None) -> GaugeMetricFamily:
+    return GaugeMetricFamily("llm_budget_unread", "Accounts that could not be read.", value=count)

@@ -1,0 +1,121 @@
+"""What a scrape of a real registry shows of events and balances."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from llm_budget_hooks import BudgetEngine, Call, ConfigurationError
+from llm_budget_hooks.metrics.prometheus import PrometheusBalances, PrometheusObserver
+from llm_budget_hooks.models.events import Event, EventKind
+
+POLICY = {
+    "store_timeout": "10s",
+    "budgets": [
+        {"name": "all", "scope": "global", "limit": "$50", "window": "day"},
+        {"name": "tenant", "scope": "tenant", "limit": "$2", "window": "month"},
+        {"name": "rate", "scope": "tenant", "meter": "calls", "limit": 60, "window": "rolling:60s"},
+    ],
+}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def event(kind: EventKind = "settled", **facts: object) -> Event:
+    return Event(kind=kind, at_ms=1_796_000_000_000, tenant="acme", user="ada", model="gpt-4o-mini", **facts)  # type: ignore[arg-type]  # any facts
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+def test_costs_and_tokens_are_counted_by_tenant_feature_step_and_model(registry: CollectorRegistry) -> None:
+    observe = PrometheusObserver(registry)
+    for _ in range(3):
+        observe(event(feature="chat", cost_nusd=250_000_000, estimate_nusd=200_000_000, output_tokens=88))
+    labels = {"tenant": "acme", "feature": "chat", "step": "", "model": "gpt-4o-mini"}
+    assert value(registry, "llm_budget_cost_dollars_total", **labels) == 0.75
+    assert value(registry, "llm_budget_overage_dollars_total") == pytest.approx(0.15)
+    assert value(registry, "llm_budget_tokens_total", type="output", **labels) == 264
+
+
+def test_refusals_are_counted_by_code_with_those_that_were_only_numbered(registry: CollectorRegistry) -> None:
+    observe = PrometheusObserver(registry)
+    observe(event("refused", code="spend", budget="user-day", scope="user"))
+    observe(event("refused", code="spend", budget="user-day", scope="user", times=40))
+    counted = value(registry, "llm_budget_refusals_total", code="spend", budget="user-day", scope="user")
+    assert counted == value(registry, "llm_budget_events_total", kind="refused") == 41
+
+
+def test_ages_latencies_and_the_states_are_there(registry: CollectorRegistry) -> None:
+    observe = PrometheusObserver(registry)
+    observe(event("expired", held_s=600.0))
+    observe(event("reserved", latency_s=0.002))
+    observe(event("degraded"))
+    assert value(registry, "llm_budget_hold_age_seconds_sum", kind="expired") == 600
+    assert value(registry, "llm_budget_store_seconds_bucket", kind="reserved", le="0.0025") == 1
+    assert value(registry, "llm_budget_store_seconds_bucket", kind="reserved", le="0.001") == 0
+    assert value(registry, "llm_budget_degraded") == 1
+    observe(event("restored"))
+    assert value(registry, "llm_budget_degraded") == 0
+    observe(Event(kind="killed", at_ms=1))
+    assert value(registry, "llm_budget_killed") == 1
+    observe(event("revived"))
+    assert value(registry, "llm_budget_killed") == 1
+    observe(Event(kind="revived", at_ms=1))
+    assert value(registry, "llm_budget_killed") == 0
+
+
+def test_a_user_is_a_label_only_if_asked_for(registry: CollectorRegistry) -> None:
+    PrometheusObserver(registry)(event(cost_nusd=1, input_tokens=1))
+    assert b"ada" not in generate_latest(registry)
+    asked = CollectorRegistry()
+    PrometheusObserver(asked, labels=("user",))(event(cost_nusd=1))
+    assert value(asked, "llm_budget_cost_dollars_total", user="ada") == 1e-9
+
+
+def test_b136_made_up_names_do_not_make_a_series_each(registry: CollectorRegistry) -> None:
+    observe = PrometheusObserver(registry, labels=("tenant",), most=5)
+    for number in range(1000):
+        observe(Event(kind="settled", at_ms=1, tenant=f"t{number}" * 100, cost_nusd=10**9))
+    (family,) = (f for f in registry.collect() if f.name == "llm_budget_cost_dollars")
+    totals = [s for s in family.samples if s.name.endswith("_total")]
+    assert len(totals) == 6
+    assert sum(s.value for s in totals) == 1000
+    assert value(registry, "llm_budget_cost_dollars_total", tenant="other") == 995
+
+
+def test_an_unknown_label_is_a_mistake(registry: CollectorRegistry) -> None:
+    with pytest.raises(ConfigurationError, match="'prompt'"):
+        PrometheusObserver(registry, labels=("prompt",))  # type: ignore[arg-type]  # what a caller may write
+
+
+def test_a_scrape_shows_the_balances_of_global_and_tenant_budgets(
+    registry: CollectorRegistry, engine_url: str
+) -> None:
+    with BudgetEngine.open(engine_url, POLICY) as engine:
+        PrometheusBalances(engine, ["acme"], registry=registry)
+        engine.charge(Call(model="any", tenant="acme", amount="0.5"), cost="0.5")
+        held = engine.reserve(Call(model="any", tenant="acme", amount="0.25"))
+        account = {"budget": "tenant", "scope": "tenant", "meter": "usd", "tenant": "acme"}
+        shown = [value(registry, f"llm_budget_{n}", **account) for n in ("limit", "spent", "reserved", "available")]
+        assert shown == [2, 0.5, 0.25, 1.25]
+        rate = {"budget": "rate", "scope": "tenant", "meter": "calls", "tenant": "acme"}
+        assert value(registry, "llm_budget_spent", **rate) == 2
+        everybody = {"budget": "all", "scope": "global", "meter": "usd", "tenant": ""}
+        assert value(registry, "llm_budget_spent", **everybody) == 0.5
+        engine.release(held)
+        assert value(registry, "llm_budget_reserved", **account) == 0
+        assert value(registry, "llm_budget_unread") == 0
+
+
+def test_a_balance_that_could_not_be_read_has_no_sample(registry: CollectorRegistry) -> None:
+    with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY) as engine:
+        PrometheusBalances(engine, ["acme"], registry=registry)
+        assert value(registry, "llm_budget_unread") == 3
+        shown = generate_latest(registry).decode()
+    assert 'llm_budget_limit{budget="all"' in shown
+    assert "llm_budget_spent{" not in shown
