@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llm_budget_hooks.langchain.embeddings import BudgetedEmbeddings
 from llm_budget_hooks.langchain.handler import BudgetCallbackHandler
 from llm_budget_hooks.langchain.hooks import install, uninstall
+from llm_budget_hooks.langchain.reach import unseen_models
 from llm_budget_hooks.langchain.refusal import BudgetRefused
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "BudgetedEmbeddings",
     "install",
     "uninstall",
+    "unseen_models",
 ]
 
 

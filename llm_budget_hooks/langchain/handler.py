@@ -30,6 +30,7 @@ from llm_budget_hooks.langchain.batches import abandoned_batch, join_batch
 from llm_budget_hooks.langchain.calls import Start, call_of, hold_id, model_of, step_of
 from llm_budget_hooks.langchain.opened import Opened
 from llm_budget_hooks.langchain.refusal import BudgetRefused, refused, sticks
+from llm_budget_hooks.langchain.retries import stop_retries
 from llm_budget_hooks.langchain.runs import Root, Runs, enter
 from llm_budget_hooks.langchain.usage import Outcome, outcome_of, usage_of
 from llm_budget_hooks.models import Call
@@ -65,6 +66,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     def __init__(self, engine: BudgetEngine) -> None:
         self.engine = engine
         self._runs = Runs.of(engine)
+        stop_retries()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.engine,)

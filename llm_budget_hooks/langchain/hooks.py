@@ -75,6 +75,12 @@ def uninstall() -> None:
     _INSTALLED.handler = None
 
 
+def installed_handler(engine: BudgetEngine) -> BudgetCallbackHandler | None:
+    """The handler that `install` put into this process for an engine."""
+    here = _INSTALLED.handler
+    return here if here is not None and here.engine is engine else None
+
+
 def _register() -> None:
     for hook in (_INSTALLED, _Surrounding()):
         register_configure_hook(cast("ContextVar[BaseCallbackHandler | None]", hook), inheritable=True)

@@ -22,8 +22,8 @@ class BudgetRefused(BudgetExceeded, GraphBubbleUp, ModelError, RuntimeError):
 
     LangGraph lets it pass through tool nodes and lets siblings finish (`GraphBubbleUp`), the retry and fallback
     middleware do not repeat it (`ModelError` that is not retryable), and a node's ``RetryPolicy`` does not either
-    (`RuntimeError`). ``with_retry`` and ``with_fallbacks`` retry every exception unless told otherwise; what they
-    then ask for again is refused again, see `BudgetCallbackHandler`.
+    (`RuntimeError`). ``with_retry`` retries every exception unless told otherwise, and ends at this one all the same,
+    unless it is busy. ``with_fallbacks`` goes on to the next model, which is refused as `BudgetCallbackHandler` says.
     """
 
 
@@ -50,4 +50,4 @@ def sticks(error: BudgetExceeded) -> bool:
     """Whether what the refused root asks for next is refused without asking: see `BudgetCallbackHandler`."""
     if error.code in ("killed", "answer_estimate", "answer_actual"):
         return True
-    return error.scope == "user" and not error.busy
+    return error.scope in ("user", "answer") and not error.busy
