@@ -1,33 +1,50 @@
-"""The command ``llm-budget``. Nothing heavy is imported before a subcommand runs."""
+"""The command ``llm-budget``. Nothing heavy is imported before a subcommand runs; each has a module of its own."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import llm_budget_hooks
-from llm_budget_hooks.errors import BudgetError
+from llm_budget_hooks.cli.opened import engine_of, mistakes_told
+from llm_budget_hooks.errors import ConfigurationError
 
 app = typer.Typer(
     name="llm-budget",
-    help="Budgets for LLM calls: decided before the provider is called, booked after.",
+    epilog="Exit codes: 0 all is well, 1 something was found or refused, 2 wrong use.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
+Demoed = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="sqlite:///path, redis://host:6379/0 or memory://; left out: a temporary SQLite file.",
+    ),
+]
 Store = Annotated[
     str | None,
     typer.Option(
-        metavar="URL", help="sqlite:///path, redis://host:6379/0 or memory://; left out: a temporary SQLite file."
+        metavar="URL",
+        help="sqlite:///path, redis://host:6379/0 or memory://; left out: LLM_BUDGET_STORE, else sqlite:///llm-budget.db.",
     ),
+]
+Policy = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The rules, such as budgets.toml; left out: LLM_BUDGET_POLICY.")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Rules that come with it: zeno, llm-budget-cap, pact or daily-tokens."),
 ]
 Model = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Pay for some 70 short calls of this model at its real provider."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -41,20 +58,74 @@ Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_e
 
 @app.callback()
 def main(version: Version = False) -> None:
-    """Budgets for LLM calls: decided before the provider is called, booked after."""
+    """Budgets for LLM calls: decided before the provider is called, booked after.
+
+    New here? Run: llm-budget demo. Then write rules to start from, llm-budget check --preset zeno --print >
+    budgets.toml, read them back in sentences, llm-budget check budgets.toml, and see the balances with llm-budget
+    status --policy budgets.toml.
+    """
 
 
 @app.command()
-def demo(store: Store = None, model: Model = None, as_json: AsJson = False) -> None:
+def demo(store: Demoed = None, model: Model = None, as_json: AsJson = False) -> None:
     """Race 50 calls against a limit worth 10, without and with this package; then cap an agent.
 
     Everything is real but the provider, which runs on loopback and answers without costing anything; with --model it
     is the real one.
     """
-    from llm_budget_hooks.cli.demo import run
+    with mistakes_told():
+        from llm_budget_hooks.cli.demo import run
 
-    try:
         run(store, model, as_json)
-    except BudgetError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+
+
+@app.command()
+def check(
+    policy: Annotated[Path | None, typer.Argument(metavar="POLICY.toml", help="The rules to explain.")] = None,
+    preset: Preset = None,
+    printed: Annotated[bool, typer.Option("--print", help="Print the preset as a file to start from.")] = False,
+    per: Annotated[
+        str | None, typer.Option(metavar="SCOPE", help="llm-budget-cap for each user or tenant, or global.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Look at the store as well.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Estimate with this model's price; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain each budget in a sentence, and warn about what cannot work.
+
+    Looked for are limits that no call can pass, and with --store a Redis that evicts balances and a store that other
+    processes cannot see. The exit code is 1 if something is found.
+    """
+    with mistakes_told():
+        from llm_budget_hooks.cli.check import run
+
+        if printed and preset is None:
+            raise ConfigurationError("--print shows a preset: name it with --preset.")
+        run(policy, preset, per, printed, store, model or [], as_json)
+
+
+@app.command()
+def status(
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    tenant: Annotated[str | None, typer.Option(help="Show this tenant's budgets too.")] = None,
+    user: Annotated[str | None, typer.Option(help="Show those of this user of the tenant too.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often --watch reads.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is spent, held and free of each budget, with a bar.
+
+    A balance that could not be read is shown as "unread", and the exit code is 1. Without --tenant only the budgets
+    of scope global are shown.
+    """
+    with mistakes_told():
+        from llm_budget_hooks.cli.status import run
+
+        if user is not None and tenant is None:
+            raise ConfigurationError("--user is always a user of a tenant: name it with --tenant.")
+        with engine_of(store, policy, preset) as engine:
+            run(engine, tenant, user, as_json, every if watch else None)

@@ -1,0 +1,123 @@
+"""What is amiss with a policy, or with the store that it is to be kept in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from llm_budget_hooks.cli.servers import Server
+from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown, StoreUnavailable
+from llm_budget_hooks.models import Budget, Call, Policy
+
+_EXAMPLE = "gpt-4o-mini"
+
+
+class Finding(NamedTuple):
+    """Something to look at: where it is, and what is wrong there."""
+
+    place: str
+    text: str
+
+
+def in_policy(policy: Policy, models: Iterable[str] = ()) -> list[Finding]:
+    """Limits that no call can pass, under the policy's estimates.
+
+    Args:
+        policy: the rules.
+        models: whose prices to estimate with; none: those that the policy prices, else a cheap one.
+    """
+    named = [*models] or [*policy.prices] or [_EXAMPLE]
+    budgets = [(budget, None) for budget in policy.budgets]
+    own = [(budget, name) for name, tenant in policy.tenants.items() for budget in tenant.budgets]
+    found = [finding for budget, tenant in [*budgets, *own] for finding in _impassable(policy, budget, tenant, named)]
+    return found if policy.budgets or own else [Finding("budgets", "there are none, so nothing is ever refused")]
+
+
+def _impassable(policy: Policy, budget: Budget, tenant: str | None, models: list[str]) -> Iterator[Finding]:
+    if not budget.limit_units or budget.meter not in ("usd", "tokens"):
+        return
+    alone = policy.model_copy(update={"budgets": (_global(budget),), "tenants": {}})
+    place = budget.name if tenant is None else f"{tenant}.{budget.name}"
+    feature = budget.features[0] if budget.features else None
+    with BudgetEngine.open("memory://", alone) as engine:
+        for model in (name for name in models if budget.covers(feature, name)):
+            unbounded = _least(engine, policy, model, feature, None)
+            if unbounded is None:
+                continue
+            if isinstance(unbounded, PriceUnknown):
+                yield Finding(place, f"no price is known for {model}, so each of its calls is refused")
+            elif _least(engine, policy, model, feature, 1) is not None:
+                yield Finding(place, f"no call of {model} can pass a limit of {budget.limit} {budget.meter}")
+            else:
+                yield Finding(place, _too_low(budget, model, unbounded))
+
+
+def _too_low(budget: Budget, model: str, refusal: BudgetExceeded) -> str:
+    return (
+        f"no call of {model} without an output bound (max_tokens) can pass a limit of {budget.limit} {budget.meter}: "
+        f"the smallest one is held at {refusal.requested}; see step_budget, step_tokens and [steps]"
+    )
+
+
+def _global(budget: Budget) -> Budget:
+    """The same limit, for a call of anybody."""
+    window = budget.window or "day"
+    return Budget(scope="global", meter=budget.meter, limit=budget.limit, window=window, estimate=budget.estimate)
+
+
+def _least(
+    engine: BudgetEngine, policy: Policy, model: str, feature: str | None, bound: int | None
+) -> BudgetExceeded | None:
+    """The refusal of the smallest call there is; None if some step of it passes."""
+    refusals = []
+    for step in (None, *policy.steps):
+        call = Call(
+            model=model, tenant="any", user="any", feature=feature, step=step, input_tokens=1, max_output_tokens=bound
+        )
+        refusal = engine.check(call).refusal
+        if refusal is None:
+            return None
+        refusals.append(refusal)
+    return min(refusals, key=lambda r: r.requested or 0)
+
+
+def in_store(url: str, policy: Policy) -> list[Finding]:
+    """What is amiss with a store, and whether it answers.
+
+    Args:
+        url: of the store.
+        policy: the rules that it is to be used with.
+
+    Raises:
+        ConfigurationError: the URL names no store.
+    """
+    with BudgetEngine.open(url, policy) as engine:
+        refusal = engine.check(Call(model="any", tenant="any", user="any", amount=0)).refusal
+    if isinstance(refusal, StoreUnavailable):
+        return [Finding("store", str(refusal))]
+    if url == "memory://":
+        return [Finding("store", _private())]
+    if urlsplit(url).scheme in ("redis", "rediss") and not policy.allow_eviction:
+        return _evicting(Server(url))
+    return []
+
+
+def _private() -> str:
+    workers = os.environ.get("WEB_CONCURRENCY", "")
+    many = f"WEB_CONCURRENCY={workers}" if workers.isdigit() and int(workers) > 1 else "with several workers"
+    return f"memory:// is private to each process: {many}, each has balances of its own, and limits hold for each alone"
+
+
+def _evicting(server: Server) -> list[Finding]:
+    with server:
+        kept = server.eviction
+    if kept in ("noeviction", None):
+        return []
+    text = (
+        f"maxmemory-policy is {kept}: a balance that is evicted starts again at 0. "
+        "Set it to noeviction, or write allow_eviction = true into the policy"
+    )
+    return [Finding("store", text)]

@@ -1,0 +1,68 @@
+"""The engine that a command is about: from its options, or from the environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.errors import BudgetError, ConfigurationError
+from llm_budget_hooks.models import Policy
+
+FINDING = 1
+WRONG_USE = 2
+
+
+@contextmanager
+def mistakes_told() -> Iterator[None]:
+    """Errors of this package as one text on stderr and exit code 2, without a traceback."""
+    try:
+        yield
+    except BudgetError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(WRONG_USE) from None
+
+
+def engine_of(store: str | None, policy: Path | None, preset: str | None) -> BudgetEngine:
+    """The engine that the options name; what they leave out comes from LLM_BUDGET_STORE and LLM_BUDGET_POLICY.
+
+    Raises:
+        ConfigurationError: there is no policy, or something in it or in the URL is wrong.
+    """
+    import os
+
+    if store is None and policy is None and preset is None:
+        return BudgetEngine.from_env()
+    url = store or os.environ.get("LLM_BUDGET_STORE") or "sqlite:///llm-budget.db"
+    return BudgetEngine.open(url, policy_of(policy, preset))
+
+
+def policy_of(path: Path | None, preset: str | None) -> Policy:
+    """The policy of a file, a preset, or the environment.
+
+    Raises:
+        ConfigurationError: both or none are given, or the policy is wrong.
+    """
+    import os
+
+    if path is not None and preset is not None:
+        raise ConfigurationError("Name a policy file or a preset, not both.")
+    if preset is not None:
+        return Policy.preset(preset)
+    found = path or os.environ.get("LLM_BUDGET_POLICY")
+    if not found:
+        raise ConfigurationError(
+            "Which policy? Name a file, a --preset, or set LLM_BUDGET_POLICY. "
+            "A file to start from: llm-budget check --preset zeno --print > budgets.toml"
+        )
+    return Policy.load(found)
+
+
+def print_json(values: Any) -> None:
+    """Print one line of JSON."""
+    typer.echo(json.dumps(values, ensure_ascii=False))

@@ -1,0 +1,156 @@
+"""The balances as the command shows them, once and live, of real stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import llm_budget
+
+from llm_budget_hooks import BudgetEngine, Call
+
+POLICY = """
+store_timeout = "10s"
+[[budgets]]
+name = "all"
+scope = "global"
+limit = "$50"
+window = "day"
+[[budgets]]
+name = "user-day"
+scope = "user"
+limit = "$2"
+window = "day"
+[[budgets]]
+name = "rate"
+scope = "user"
+meter = "calls"
+limit = 20
+window = "rolling:60s"
+"""
+WHOSE = ("--tenant", "acme", "--user", "u1")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "budgets.toml"
+    path.write_text(POLICY, encoding="utf-8")
+    return path
+
+
+def spend(url: str, policy: Path, amount: str) -> None:
+    with BudgetEngine.open(url, policy) as engine:
+        engine.charge(Call(model="any", tenant="acme", user="u1", amount=amount), cost=amount)
+
+
+def test_a_table_shows_spent_held_free_and_limit_with_a_bar(shared_url: str, policy: Path) -> None:
+    spend(shared_url, policy, "1.5")
+    with BudgetEngine.open(shared_url, policy) as engine:
+        engine.reserve(Call(model="any", tenant="acme", user="u1", amount="0.2"))
+    done = llm_budget("status", "--store", shared_url, "--policy", policy, *WHOSE, width=80)
+    (line,) = [line.split() for line in done.out.splitlines() if "user-day" in line]
+    assert line[1:6] == ["███████▒··", "$1.50", "$0.20", "$0.30", "$2.00"]
+    assert (done.code, max(map(len, done.out.splitlines())) <= 80) == (0, True)
+
+
+def test_json_has_every_number_as_it_is(shared_url: str, policy: Path) -> None:
+    spend(shared_url, policy, "0.000000001")
+    done = llm_budget("status", "--store", shared_url, "--policy", policy, *WHOSE, "--json")
+    everybody, user, rate = done.json["budgets"]
+    assert (everybody["limit"], user["spent"], user["available"]) == ("50", "1E-9", "1.999999999")
+    assert (rate["spent"], rate["limit"], rate["meter"], done.json["shared"]) == (1, 20, "calls", True)
+    assert user["resets_at"].endswith("+00:00")
+
+
+def test_without_a_tenant_it_shows_what_is_everybodys(policy: Path, tmp_path: Path) -> None:
+    environment = {"LLM_BUDGET_STORE": f"sqlite:///{tmp_path / 'b.db'}", "LLM_BUDGET_POLICY": str(policy)}
+    done = llm_budget("status", "--json", **environment)
+    assert [line["budget"] for line in done.json["budgets"]] == ["all"]
+
+
+def test_what_could_not_be_read_is_unread_and_exit_code_1(policy: Path) -> None:
+    away = ("status", "--store", "redis://127.0.0.1:1/0", "--policy", policy, *WHOSE)
+    shown = llm_budget(*away)
+    assert shown.code == 1
+    assert shown.out.count("unread") > 3
+    assert "$0.00" not in shown.out
+    figures = llm_budget(*away, "--json")
+    assert figures.code == 1
+    assert [line["spent"] for line in figures.json["budgets"]] == [None] * 3
+
+
+def test_a_store_in_memory_says_that_it_speaks_for_itself(policy: Path) -> None:
+    assert "private to one process" in llm_budget("status", "--store", "memory://", "--policy", policy).out
+
+
+def test_it_reads_a_preset_too(tmp_path: Path) -> None:
+    done = llm_budget("status", "--store", f"sqlite:///{tmp_path / 'b.db'}", "--preset", "zeno", "--json")
+    assert [line["budget"] for line in done.json["budgets"]] == ["global-day"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "LLM_BUDGET_POLICY is not set"),
+        (("--user", "u1"), "--tenant"),
+        (("--store", "sqlite:///x.db"), "Which policy"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_2(args: tuple[str, ...], said: str, monkeypatch: Any) -> None:
+    monkeypatch.delenv("LLM_BUDGET_POLICY", raising=False)
+    done = llm_budget("status", *args)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+@pytest.fixture
+def watching(policy: Path, tmp_path: Path) -> Any:
+    url = f"sqlite:///{tmp_path / 'b.db'}"
+    spend(url, policy, "0.5")
+    started: list[Any] = []
+
+    def watch(*args: str) -> subprocess.Popen[str]:
+        start = "from llm_budget_hooks.cli import app; app()"
+        command = [sys.executable, "-c", start, "status", "--watch", "--every", "0.1", "--store", url, *args]
+        env = {**os.environ, "FORCE_COLOR": "1"}
+        run = [*command, "--policy", str(policy), *WHOSE]
+        started.append(subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=env))
+        return started[-1]
+
+    yield watch, lambda amount: spend(url, policy, amount)
+    for one in started:
+        one.kill()
+        one.wait()
+        one.stdout.close()
+
+
+def test_watching_shows_what_is_spent_meanwhile_and_ends_well_on_ctrl_c(watching: Any) -> None:
+    watch, spends = watching
+    running = watch("--json")
+    assert json.loads(running.stdout.readline())["budgets"][1]["spent"] == "0.5"
+    spends("0.25")
+    while json.loads(running.stdout.readline())["budgets"][1]["spent"] != "0.75":
+        assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    running.communicate()
+    assert running.returncode == 0
+
+
+def test_watching_draws_the_table_again(watching: Any) -> None:
+    watch, spends = watching
+    running = watch()
+    seen = ""
+    while "$0.50" not in seen:
+        seen += running.stdout.readline()
+    spends("0.25")
+    while "$0.75" not in seen:
+        seen += running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    running.communicate()
+    assert running.returncode == 0
