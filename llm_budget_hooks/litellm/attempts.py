@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import logging
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Self
@@ -16,9 +18,11 @@ from litellm.exceptions import APIConnectionError, Timeout
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import Ticket, claim, unclaim
 from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.litellm.clamped import clamped, refuse_below_minimum
 from llm_budget_hooks.litellm.later import settle_later
 from llm_budget_hooks.litellm.media import cost_of
 from llm_budget_hooks.litellm.refusal import refused
+from llm_budget_hooks.litellm.renewal import forget, watch
 from llm_budget_hooks.litellm.usage import served_model, usage_of
 from llm_budget_hooks.models import Call, Usage
 
@@ -57,6 +61,8 @@ class Attempt:
         reservation: the hold; None where an outer integration has it.
         offer: a hold that was taken for this request before; it is used if it is for the same model.
         hides_usage: the usage of the stream was not asked for by the caller.
+        waiting: a provider is being waited for, so that the hold is renewed.
+        renewed_s: when the hold was taken or renewed, by `time.monotonic`.
     """
 
     __slots__ = (
@@ -69,7 +75,9 @@ class Attempt:
         "hides_usage",
         "kind",
         "offer",
+        "renewed_s",
         "reservation",
+        "waiting",
     )
 
     def __init__(self, engine: BudgetEngine, kind: str, call: Call) -> None:
@@ -79,6 +87,8 @@ class Attempt:
         self.reservation: Reservation | None = None
         self.offer: Reservation | None = None
         self.hides_usage = False
+        self.waiting = True
+        self.renewed_s = time.monotonic()
         self._name = f"litellm-{next(_NUMBERS)}"
         self._lock = threading.Lock()
         self._open = True
@@ -99,7 +109,10 @@ class Attempt:
             self.engine.release(self.offer)
         if self.covered() is None:
             try:
+                if self.engine.policy.clamp:
+                    refuse_below_minimum(self.engine, self.call, self.engine.check(self.call))
                 self.reservation = self.engine.reserve(self.call)
+                watch(self)
             except BudgetExceeded as refusal:
                 raise refused(refusal) from None
             finally:
@@ -114,7 +127,10 @@ class Attempt:
             await self.engine.arelease(self.offer)
         if self.covered() is None:
             try:
+                if self.engine.policy.clamp:
+                    refuse_below_minimum(self.engine, self.call, await self.engine.acheck(self.call))
                 self.reservation = await self.engine.areserve(self.call)
+                watch(self)
             except BudgetExceeded as refusal:
                 raise refused(refusal) from None
             finally:
@@ -126,7 +142,19 @@ class Attempt:
         if self.offer is None or self.offer.call.model != self.call.model:
             return False
         self.reservation = self.offer
+        watch(self)
         return True
+
+    def lowered(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What the call's arguments are changed by where the policy clamps.
+
+        Raises:
+            BudgetExceeded: the hold, which is still open, pays for too little output.
+        """
+        changes: dict[str, Any] = {}
+        if self.reservation is not None:
+            clamped(self.engine, self.kind, self.reservation, asked, changes)
+        return changes
 
     @property
     def open(self) -> bool:
@@ -164,6 +192,7 @@ class Attempt:
     def _ends(self, ending: Ending) -> bool:
         with self._lock:
             was, self._open = self._open, False
+        forget(self)
         if was and ending.failed:
             unclaim(self.engine, self._name)
         return was

@@ -13,6 +13,7 @@ from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.engine.tickets import open_ticket
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.litellm.entry import ENTRIES, EXPLICIT, around
+from llm_budget_hooks.litellm.renewal import expect
 
 
 class Budgeted:
@@ -20,6 +21,7 @@ class Budgeted:
 
     def __init__(self, engine: BudgetEngine) -> None:
         self._engine = engine
+        expect(engine)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The entry point of that name.

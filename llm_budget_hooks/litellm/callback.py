@@ -13,6 +13,7 @@ from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetError
 from llm_budget_hooks.litellm.calls import call_of
 from llm_budget_hooks.litellm.entry import engine_in_charge, install
+from llm_budget_hooks.litellm.renewal import expect
 from llm_budget_hooks.litellm.tokens import warm
 
 _log = logging.getLogger("llm_budget_hooks")
@@ -46,6 +47,7 @@ class BudgetCallback(CustomLogger):
         self.budget_engine = engine
         self.budget_engine_name = f"{engine!r} {id(engine):x}"
         install()
+        expect(engine)
         warm()
 
     def uninstall(self) -> None:

@@ -17,7 +17,7 @@ from llm_budget_hooks.litellm.tokens import input_bound
 from llm_budget_hooks.models import Call
 
 _KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
-_BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _NO_OUTPUT: Final = frozenset({"embedding", "rerank", "moderation"})
 
 
@@ -118,13 +118,18 @@ def _is_priced(engine: BudgetEngine, model: str) -> bool:
 
 
 def _output_bound(asked: Mapping[str, Any]) -> int | None:
-    given = [bound for name in _BOUNDS if type(bound := asked.get(name)) is int and bound >= 0]
+    given = [bound for name in BOUNDS if type(bound := asked.get(name)) is int and bound >= 0]
     if not given:
         return None
+    return max(given) * answers_of(asked)
+
+
+def answers_of(asked: Mapping[str, Any]) -> int:
+    """How many answers a request asks for, each of which can be as long as its bound."""
     choices = asked.get("best_of") or asked.get("n") or 1
     prompts = asked.get("prompt")
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    return max(given) * (choices if type(choices) is int and choices > 0 else 1) * several
+    return (choices if type(choices) is int and choices > 0 else 1) * several
 
 
 def writes_cache(asked: Mapping[str, Any]) -> bool:

@@ -22,10 +22,10 @@ import litellm
 import litellm.utils
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.litellm.attempts import Attempt, ended_by
+from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
+from llm_budget_hooks.litellm.attempts import Attempt, Ending, ended_by
 from llm_budget_hooks.litellm.calls import PROXY_REQUEST, call_of, streams_usage
-from llm_budget_hooks.litellm.refusal import TwoEngines
+from llm_budget_hooks.litellm.refusal import TwoEngines, refused
 from llm_budget_hooks.litellm.refused_before import refuse_again, remembered, unchanged
 from llm_budget_hooks.litellm.streams import is_stream, metered
 
@@ -184,6 +184,8 @@ def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any
                 return original(*args, **kwargs)
         with remembered(kwargs):
             attempt.begin()
+            if attempt.engine.policy.clamp:
+                args, kwargs = _lowered(attempt, names, args, kwargs)
         try:
             result = original(*args, **_asking_for_usage(attempt, entry, kwargs))
         except BaseException as error:
@@ -210,6 +212,8 @@ def _around_async(original: Callable[..., Any], whole: bool) -> Callable[..., An
                 return await original(*args, **kwargs)
         with remembered(kwargs):
             await attempt.abegin()
+            if attempt.engine.policy.clamp:
+                args, kwargs = _lowered(attempt, names, args, kwargs)
         return await _awaited(attempt, original(*args, **_asking_for_usage(attempt, entry, kwargs)))
 
     return entered
@@ -231,7 +235,8 @@ async def _awaited(attempt: Attempt, answer: Awaitable[Any]) -> Any:
 
 
 def _names(original: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(original).parameters)
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, one in inspect.signature(original).parameters.items() if one.kind in named)
 
 
 def _attempt(
@@ -257,6 +262,23 @@ def _attempt(
     if logged is not None:
         setattr(logged, _MARK, attempt)
     return attempt
+
+
+def _lowered(
+    attempt: Attempt, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with the bound of the output lowered to what is held.
+
+    Raises:
+        BudgetRefused: the hold pays for too little; it is given back.
+    """
+    asked = {**dict(zip(names, args, strict=False)), **kwargs}
+    try:
+        changes = attempt.lowered(asked)
+    except BudgetExceeded as refusal:
+        attempt.end(Ending(release=True, failed=True))
+        raise refused(refusal) from None
+    return ((), {**asked, **changes}) if changes else (args, kwargs)
 
 
 def _asking_for_usage(attempt: Attempt, entry: str, kwargs: dict[str, Any]) -> dict[str, Any]:

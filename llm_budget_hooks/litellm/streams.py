@@ -32,12 +32,11 @@ class Meter:
 
     Attributes:
         attempt: the hold.
-        busy: True while the stream itself is at work, and closes itself.
     """
 
     def __init__(self, attempt: Attempt, stream: Any) -> None:
         self.attempt = attempt
-        self.busy = False
+        attempt.waiting = False
         self._stream = weakref.ref(stream)
         self._texts: list[str] = []
         self._reported: Usage | None = None
@@ -119,14 +118,14 @@ class _Metered:
     def __next__(self) -> Any:
         meter = self._meter
         while True:
-            meter.busy = True
+            meter.attempt.waiting = True
             try:
                 chunk = super().__next__()  # type: ignore[misc]  # of the stream's own class
             except BaseException as error:
                 meter.attempt.end(meter.ending(error))
                 raise
             finally:
-                meter.busy = False
+                meter.attempt.waiting = False
             if meter.due():
                 meter.renew()
             if meter.shows(chunk):
@@ -135,7 +134,7 @@ class _Metered:
     async def __anext__(self) -> Any:
         meter = self._meter
         while True:
-            meter.busy = True
+            meter.attempt.waiting = True
             try:
                 chunk = await super().__anext__()  # type: ignore[misc]  # of the stream's own class
             except GeneratorExit as error:
@@ -145,7 +144,7 @@ class _Metered:
                 await meter.attempt.aend(meter.ending(error))
                 raise
             finally:
-                meter.busy = False
+                meter.attempt.waiting = False
             if meter.due():
                 await meter.arenew()
             if meter.shows(chunk):
@@ -156,7 +155,7 @@ class _Metered:
             closing = getattr(super(), "close", None)
             return closing() if closing is not None else None
         finally:
-            if not self._meter.busy:
+            if not self._meter.attempt.waiting:
                 self._meter.attempt.end(self._meter.ending(None))
 
     async def aclose(self) -> Any:
@@ -164,7 +163,7 @@ class _Metered:
             closing = getattr(super(), "aclose", None)
             return await closing() if closing is not None else None
         finally:
-            if not self._meter.busy:
+            if not self._meter.attempt.waiting:
                 await self._meter.attempt.aend(self._meter.ending(None))
 
     def __del__(self) -> None:
