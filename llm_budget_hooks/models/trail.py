@@ -23,7 +23,7 @@ COUNTS: Final = (
     "reasoning_tokens", "input_audio_tokens", "output_audio_tokens", "images", "searches",
 )  # fmt: skip
 _PROVISIONAL_CHARGE: Final = ("expired", "charged")
-_LONGEST: Final = 255
+_LONGEST: Final = 200
 _LONGEST_PROSE: Final = 4000
 _NO_COUNTS: Final = (0,) * len(COUNTS)
 _MAX_STORED: Final = 2**63 - 1

@@ -150,13 +150,13 @@ def test_an_entry_of_another_make_is_a_value_error(entry: Entry) -> None:
 @given(st.text(st.characters(codec=None), max_size=600))
 def test_b136_any_text_can_be_kept(text: str) -> None:
     kept = stored_text(text)
-    assert len(kept) <= 255
+    assert len(kept) <= 200
     assert "\0" not in kept
     kept.encode()
 
 
 def test_b136_ids_that_differ_stay_different() -> None:
-    ids = ["a\0", "a\ufffd", "a\ud800", "a\ud801", "é" * 300, "é" * 301, "x" * 255, "x" * 256, "x" * 10_000]
+    ids = ["a\0", "a\ufffd", "a\ud800", "a\ud801", "é" * 300, "é" * 301, "x" * 200, "x" * 201, "x" * 10_000]
     assert len({stored_text(id) for id in ids}) == len(ids)
     assert stored_text(" e\u0301 ") == stored_text("é") == "é"
     assert stored_text(None) == stored_text("  ") == ""

@@ -1,0 +1,10 @@
+"""The ledger: every run, refusal, event and override, in SQL, and what can be read from it.
+
+`Ledger.open` names a database, `Drain` fills it from the outbox of a store. Neither is imported by the core.
+"""
+
+from llm_budget_hooks.ledger.drain import Batch, Drain, Outbox
+from llm_budget_hooks.ledger.errors import LedgerUnavailable
+from llm_budget_hooks.ledger.ledger import Ledger
+
+__all__ = ["Batch", "Drain", "Ledger", "LedgerUnavailable", "Outbox"]
