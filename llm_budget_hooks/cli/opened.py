@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +35,14 @@ def engine_of(store: str | None, policy: Path | None, preset: str | None) -> Bud
     Raises:
         ConfigurationError: there is no policy, or something in it or in the URL is wrong.
     """
-    import os
-
     if store is None and policy is None and preset is None:
         return BudgetEngine.from_env()
-    url = store or os.environ.get("LLM_BUDGET_STORE") or "sqlite:///llm-budget.db"
-    return BudgetEngine.open(url, policy_of(policy, preset))
+    return BudgetEngine.open(store_of(store), policy_of(policy, preset))
+
+
+def store_of(url: str | None) -> str:
+    """The URL that an option names, or the environment, or else a file in this folder."""
+    return url or os.environ.get("LLM_BUDGET_STORE") or "sqlite:///llm-budget.db"
 
 
 def policy_of(path: Path | None, preset: str | None) -> Policy:
@@ -48,8 +51,6 @@ def policy_of(path: Path | None, preset: str | None) -> Policy:
     Raises:
         ConfigurationError: both or none are given, or the policy is wrong.
     """
-    import os
-
     if path is not None and preset is not None:
         raise ConfigurationError("Name a policy file or a preset, not both.")
     if preset is not None:

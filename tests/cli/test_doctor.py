@@ -1,0 +1,103 @@
+"""What the doctor finds on real stores, and that hooks which stop nothing are found out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import llm_budget
+
+from llm_budget_hooks import __version__
+from llm_budget_hooks.testing import RedisServer
+
+START = "from llm_budget_hooks.cli import app; app()"
+NOTHING_IS_STOPPED = """
+import llm_budget_hooks.litellm
+from litellm.integrations.custom_logger import CustomLogger
+llm_budget_hooks.litellm.BudgetCallback = lambda engine: CustomLogger()
+"""
+
+
+def results(done: Any) -> dict[str, tuple[str, str]]:
+    return {one["what"]: (one["verdict"], one["text"]) for one in done["results"]}
+
+
+def whole(*args: str, before: str = "") -> tuple[int, dict[str, tuple[str, str]], str]:
+    run = [sys.executable, "-c", f"{before}\n{START}", "doctor", "--json", "--preset", "pact", *args]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, results(json.loads(done.stdout)), done.stderr
+
+
+@pytest.mark.timeout(330)
+def test_hooks_that_stop_calls_are_seen_to_do_so(tmp_path: Path) -> None:
+    code, found, errors = whole("--store", f"sqlite:///{tmp_path / 'b.db'}")
+    assert {what: verdict for what, (verdict, _) in found.items()} == dict.fromkeys(
+        ("versions", "policy", "balances", "LiteLLM", "LangChain"), "ok"
+    )
+    assert "blocking, awaited, streamed calls are stopped" in found["LiteLLM"][1]
+    assert "invoked, awaited, streamed calls are stopped" in found["LangChain"][1]
+    assert (code, errors) == (0, "")
+
+
+@pytest.mark.timeout(330)
+def test_b116_hooks_that_stop_nothing_are_found(tmp_path: Path) -> None:
+    code, found, _ = whole("--store", f"sqlite:///{tmp_path / 'b.db'}", before=NOTHING_IS_STOPPED)
+    assert found["LiteLLM"][0] == "failed"
+    assert all(f"{way} calls are not stopped" in found["LiteLLM"][1] for way in ("blocking", "awaited", "streamed"))
+    assert found["LangChain"][0] == "ok"
+    assert code == 1
+
+
+def test_each_store_is_tried_without_a_trace_among_the_balances(shared_url: str) -> None:
+    done = llm_budget("doctor", "--store", shared_url, "--preset", "zeno", "--no-hooks", "--json")
+    verdict, text = results(done.json)["balances"]
+    assert (done.code, verdict) == (0, "ok"), done.out
+    assert "refused above the limit" in text
+    status = llm_budget("status", "--store", shared_url, "--preset", "zeno", "--json")
+    assert status.json["budgets"][0]["spent"] == "0"
+
+
+def test_a_redis_shows_its_version_and_its_clock(redis_server: RedisServer) -> None:
+    done = llm_budget("doctor", "--store", redis_server.url, "--preset", "zeno", "--no-hooks", "--json")
+    found = results(done.json)
+    assert found["server"] == ("ok", f"Redis {redis_server.version}; 6.2 or newer is needed")
+    assert found["clock"][0] == "ok"
+    assert __version__ in found["versions"][1]
+
+
+def test_b030_a_redis_that_evicts_and_a_store_that_is_away_fail(redis_server: RedisServer) -> None:
+    redis_server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        done = llm_budget("doctor", "--store", redis_server.url, "--preset", "zeno", "--no-hooks", "--json")
+    finally:
+        redis_server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert done.code == 1
+    assert "allkeys-lru" in results(done.json)["store"][1]
+    away = llm_budget("doctor", "--store", "redis://127.0.0.1:1/0", "--preset", "zeno", "--no-hooks", "--json")
+    assert (away.code, results(away.json)["store"][0]) == (1, "failed")
+    assert "balances" not in results(away.json)
+
+
+def test_people_read_a_line_for_each(tmp_path: Path) -> None:
+    policy = tmp_path / "budgets.toml"
+    policy.write_text('[[budgets]]\nscope = "user"\nlimit = "$0.001"\nwindow = "day"\n', encoding="utf-8")
+    done = llm_budget("doctor", "--store", "memory://", "--policy", policy, "--no-hooks")
+    lines = {line.split()[1]: line.split()[0] for line in done.out.splitlines()}
+    assert lines == {"versions": "ok", "policy": "warning", "store": "warning", "balances": "ok"}
+    assert done.code == 1
+
+
+def test_wrong_use_is_one_sentence_and_exit_code_2() -> None:
+    done = llm_budget("doctor", "--store", "nope://", "--preset", "zeno")
+    assert (done.code, "no store is named" in done.err) == (2, True)
+
+
+def test_help_names_every_command_and_what_to_do_first() -> None:
+    shown = llm_budget("--help").out
+    assert all(word in shown for word in ("demo", "check", "status", "doctor", "New here?", "Exit codes"))
+    for command in ("check", "status", "doctor"):
+        assert "--json" in llm_budget(command, "--help").out
