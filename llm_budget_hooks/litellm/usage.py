@@ -12,12 +12,15 @@ __all__ = ["field", "read_usage", "served_model", "usage_of"]
 
 
 def usage_of(response: Any) -> Usage | None:
-    """What an answer says was used; None if it says nothing, or nothing but zeros.
+    """What an answer says was used; None if it says nothing, nothing but zeros, or only brings images.
+
+    Images alone have a price that LiteLLM knows better, by their size and quality.
 
     Args:
         response: an answer, or a final event, of any LiteLLM entry point.
     """
-    return usage_from(response, partial=True)
+    found = usage_from(response, partial=True)
+    return None if found is None or found == Usage(images=found.images) else found
 
 
 def read_usage(usage: Any, *, tier: Any = None, exact: bool = True) -> Usage | None:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
-from llm_budget_hooks.pricing import source
+from llm_budget_hooks.pricing import second, source
 from llm_budget_hooks.pricing.listed import limits_of, listed_price
 from llm_budget_hooks.pricing.names import Reading, masked, opened, provider_of, readings, relaxed
 from llm_budget_hooks.pricing.own import own_price
@@ -19,12 +19,12 @@ _LONGEST: Final = 500
 
 
 class PriceBook:
-    """The prices of a policy, and of LiteLLM's list for all models that the policy does not price.
+    """The prices of a policy, of LiteLLM's list for what it does not price, and of genai-prices for what that lacks.
 
     A name is looked up as it is written before it is read more freely: first in the policy's prices, then in its
     aliases, then in the list, each with and without provider, route and region; then in the same order without
     date, version or region, and last, behind a gateway, as anybody's model. A price found under a freer reading
-    says so in `Price.priced_as`.
+    says so in `Price.priced_as`. The package genai-prices, where it is installed, is asked last and for exact names.
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class PriceBook:
         self._found: dict[tuple[str, str | None], Price | None] = {}
         self._check_aliases(aliases or {})
 
-    def price(self, model: str, provider: str | None = None) -> Price:
+    def price(self, model: str, provider: str | None = None, *, at_ms: int | None = None) -> Price:
         """The price of a model.
 
         Args:
             model: the name that the call uses.
             provider: the provider as LiteLLM or LangChain calls it, where the caller knows it.
+            at_ms: the instant in ms since the epoch; None: now, at the hours when it costs most, as a hold wants it.
 
         Raises:
             PriceUnknown: if no price is known; says what to write in the policy.
@@ -66,22 +67,32 @@ class PriceBook:
                 found = self._remember(key)
             if found is None:
                 raise PriceUnknown(self._unknown(model))
-        return found
+        if at_ms is not None:
+            return found.at(at_ms)
+        return found.now() if found.changes else found
 
-    def served(self, held: Price, model: str) -> Price:
+    def served(self, held: Price, model: str | None, *, at_ms: int | None = None) -> Price:
         """The price of the model that served a call, given the price that the call was held at.
 
         A served name that is unknown, or only a coarser one of the same model, changes nothing; nor does one that the
         list prices where the owner of the policy has priced the model that was called.
+
+        Args:
+            held: the price that the call was held at.
+            model: the name of the model that served; None if the answer names none.
+            at_ms: when the call was reserved, in ms since the epoch, so that it keeps the price of that instant.
         """
+        then = held if at_ms is None else held.at(at_ms)
+        if model is None:
+            return then
         try:
-            found = self.price(model, held.provider or None)
+            found = self.price(model, held.provider or None, at_ms=at_ms)
         except PriceUnknown:
-            return held
+            return then
         if held.source == "policy" and found.source != "policy":
-            return held
+            return then
         asked, answered = (name.rpartition("/")[2].lower() for name in (held.model, found.model))
-        return held if asked.startswith(f"{answered}-20") else found
+        return then if asked.startswith(f"{answered}-20") else found
 
     def _remember(self, key: tuple[str, str | None]) -> Price | None:
         found = self._resolve(*key, ())
@@ -116,7 +127,9 @@ class PriceBook:
         freer = [Reading(r.provider, name) for r in exact for name in relaxed(r.name)]
         opener = [other for r in (*exact, *freer) for other in opened(r)]
         found = self._first(freer, via) or self._first(opener, via)
-        return replace(found, priced_as=found.model) if found else None
+        if found is not None:
+            return replace(found, priced_as=found.model)
+        return next(filter(None, (second.price_of(way, self._cached_share) for way in exact)), None)
 
     def _first(self, ways: Iterable[Reading], via: tuple[str, ...]) -> Price | None:
         ways = list(ways)

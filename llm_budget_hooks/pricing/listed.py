@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from typing import Any, Final
 
+from llm_budget_hooks.pricing.hours import hours_of
 from llm_budget_hooks.pricing.price import Price
-from llm_budget_hooks.pricing.rates import MAX_RATE, Kind, Sheet, rate_of
+from llm_budget_hooks.pricing.rates import MAX_RATE, Kind, Sheet, Units, rate_of
 from llm_budget_hooks.pricing.source import Entry
 
 _KINDS: Final[Mapping[str, Kind]] = {
@@ -25,12 +27,16 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "output_cost_per_reasoning_token": "reasoning",
     "input_cost_per_audio_token": "audio_in",
     "output_cost_per_audio_token": "audio_out",
+    "input_cost_per_image_token": "image_in",
+    "output_cost_per_image_token": "image_out",
 }
 _KEY: Final = re.compile(
     rf"({'|'.join(sorted(_KINDS, key=len, reverse=True))})"
     r"(?:_above_([0-9]+)(k?)_tokens)?(?:_(flex|priority|batches|balanced|ultrafast))?"
 )
 _IMAGE_MODES: Final = ("image_generation", "image_edit")
+_LENGTH_MODES: Final = ("audio_transcription", "audio_speech", "video_generation")
+_MADE: Final = ("output_cost_per_second", "output_cost_per_video_per_second")
 _TEXT_MODES: Final = ("chat", "responses", "completion")
 _ROUTERS: Final = ("model-router", "model_router")
 _SECOND_CACHED: Final = "input_cost_per_token_cache_hit"
@@ -44,9 +50,18 @@ _INCLUSIVE: Final = ("xai",)
 
 def listed_price(name: str, entry: Entry, cached_share: Decimal) -> Price | None:
     """The price of a listed model, or None where the list has none for its tokens, images or calls."""
-    written = _written(entry)
-    per_call, per_image = _per_call(entry), _per_image(entry)
-    if name.rpartition("/")[2] in _ROUTERS or not _complete(written, entry, per_call + per_image):
+    price = _priced(name, entry, cached_share)
+    table = entry.get("off_peak_pricing")
+    if price is None or not isinstance(table, Mapping):
+        return price
+    hours, cheaper = hours_of(table), _priced(name, {**entry, **table}, cached_share)
+    return price if hours is None or cheaper is None else replace(price, off_peak=(hours, cheaper))
+
+
+def _priced(name: str, entry: Entry, cached_share: Decimal) -> Price | None:
+    written, units = _written(entry), _units(entry)
+    by_unit = any(unit for key, unit in units._asdict().items() if key != "search")
+    if name.rpartition("/")[2] in _ROUTERS or not _complete(written, entry, by_unit):
         return None
     if max(written.values(), default=0) > MAX_RATE:
         return None
@@ -57,9 +72,7 @@ def listed_price(name: str, entry: Entry, cached_share: Decimal) -> Price | None
         Sheet(written, share),
         provider=provider,
         source="litellm",
-        per_call=per_call,
-        per_image=per_image,
-        per_search=_per_search(entry),
+        units=units,
         max_input_tokens=_tokens(entry, "max_input_tokens"),
         max_output_tokens=_tokens(entry, "max_output_tokens"),
     )
@@ -104,7 +117,7 @@ def _ranges(entry: Entry) -> Iterator[tuple[tuple[Kind, int, str], int]]:
                 yield (kind, int(bounds[0]), ""), rate_of(dollars)
 
 
-def _complete(written: dict[tuple[Kind, int, str], int], entry: Entry, per_unit: int) -> bool:
+def _complete(written: dict[tuple[Kind, int, str], int], entry: Entry, per_unit: bool) -> bool:
     """Fill in the plain rates that the list leaves out; False if there is no price to start from."""
     image_rate = _dollars(entry.get("output_cost_per_image_token")) if entry.get("mode") in _IMAGE_MODES else None
     plain_in = written.get(("input", 0, "")) or written.get(("audio_in", 0, "")) or 0
@@ -116,6 +129,26 @@ def _complete(written: dict[tuple[Kind, int, str], int], entry: Entry, per_unit:
     written["input", 0, ""] = plain_in
     written["output", 0, ""] = plain_out
     return True
+
+
+def _units(entry: Entry) -> Units:
+    return Units(_per_call(entry), _per_image(entry), _per_search(entry), *_by_length(entry))
+
+
+def _by_length(entry: Entry) -> tuple[int, int, int]:
+    """What a letter, a millisecond sent and a millisecond made cost, for models that are charged by these alone."""
+    mode = entry.get("mode")
+    if mode not in _LENGTH_MODES or _dollars(entry.get("input_cost_per_token")):
+        return 0, 0, 0
+    heard, made = _second(entry, "input_cost_per_second"), _second(entry, *_MADE)
+    if mode == "audio_transcription":
+        return 0, max(heard, made), 0
+    letter = rate_of(_dollars(entry.get("input_cost_per_character")) or 0)
+    return (letter, 0, 0) if letter else (0, heard, made)
+
+
+def _second(entry: Entry, *keys: str) -> int:
+    return max(-(-rate_of(_dollars(entry.get(key)) or 0) // 1000) for key in keys)
 
 
 def _per_call(entry: Entry) -> int:

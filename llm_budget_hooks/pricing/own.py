@@ -3,8 +3,10 @@
     [prices."my-model"]
     input = "$3"              # dollars per million tokens; text, int or Decimal
     output = "$15"
-    cached_input = "$0.30"    # also: cache_write, cache_write_1h, reasoning, input_audio, output_audio
-    per_call = "$0.001"       # dollars each; also: per_image, per_search
+    cached_input = "$0.30"    # also: cache_write, cache_write_1h, reasoning, input_audio, output_audio,
+                              # input_image, output_image
+    per_call = "$0.001"       # dollars each; also: per_image, per_search, per_character,
+                              # per_input_second, per_output_second
     max_input_tokens = 200_000
     max_output_tokens = 64_000
 
@@ -17,19 +19,27 @@
     input = "$1.50"
     output = "$7.50"
 
-`input` and `output` are needed, unless there is a `per_call` or `per_image`. A rate of 0 counts: so a model is free.
+    [[prices."my-model".changes]] # all that it costs from a day on, 00:00 UTC, or from an instant; append, never edit
+    from = 2026-12-01
+    input = "$2.50"
+    output = "$12"
+
+`input` and `output` are needed, unless something is charged by the call, image, letter or second. A rate of 0 counts:
+so a model is free. A change says everything anew; a call keeps the price of the instant when it was reserved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Final
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.money import NUSD, format_usd, parse_amount, parse_nusd
 from llm_budget_hooks.pricing.price import Price
-from llm_budget_hooks.pricing.rates import PER_NUSD, SERVICE_TIERS, Kind, Sheet
+from llm_budget_hooks.pricing.rates import PER_NUSD, SERVICE_TIERS, Kind, Sheet, Units
 
 _RATES: Final[Mapping[str, Kind]] = {
     "input": "input",
@@ -40,8 +50,11 @@ _RATES: Final[Mapping[str, Kind]] = {
     "reasoning": "reasoning",
     "input_audio": "audio_in",
     "output_audio": "audio_out",
+    "input_image": "image_in",
+    "output_image": "image_out",
 }
-_EACH: Final = ("per_call", "per_image", "per_search")
+_EACH: Final = ("per_call", "per_image", "per_search", "per_character", "per_input_second", "per_output_second")
+_MS: Final = 1000
 _LIMITS: Final = ("max_input_tokens", "max_output_tokens")
 _TIERS: Final = tuple(sorted(set(SERVICE_TIERS.values())))
 _MILLION: Final = 10**6
@@ -68,10 +81,36 @@ def own_price(
     """
     place = f'prices."{name}"'
     written = _table(place, table)
-    _only(place, written, {*_RATES, *_EACH, *_LIMITS, "above", *_TIERS})
+    _only(place, written, {*_RATES, *_EACH, *_LIMITS, "above", "changes", *_TIERS})
+    first = _price(name, place, written, cached_share, limits)
+    changes = tuple(_changes(name, place, written, cached_share, (first.max_input_tokens, first.max_output_tokens)))
+    return replace(first, changes=changes) if changes else first
+
+
+def _changes(
+    name: str, place: str, table: Table, cached_share: Decimal, limits: tuple[int | None, int | None]
+) -> Iterator[tuple[int, Price]]:
+    listed = table.get("changes", [])
+    if not isinstance(listed, list | tuple):
+        raise ConfigurationError(f"{place}.changes is a list of tables, not {listed!r}")
+    latest = 0
+    for i, item in enumerate(listed):
+        at = f"{place}.changes[{i}]"
+        change = _table(at, item)
+        _only(at, change, {"from", *_RATES, *_EACH, *_LIMITS, "above", *_TIERS})
+        since = _instant(f"{at}.from", change.get("from"))
+        if since <= latest:
+            raise ConfigurationError(f"{at}.from is not after the change before it; changes are appended")
+        latest = since
+        yield since, _price(name, at, {k: v for k, v in change.items() if k != "from"}, cached_share, limits)
+
+
+def _price(
+    name: str, place: str, written: Table, cached_share: Decimal, limits: tuple[int | None, int | None]
+) -> Price:
     each = {key: _dollars(f"{place}.{key}", written[key]) for key in _EACH if key in written}
     rates = _rates(place, written, "")
-    _need_plain_rates(place, rates, bool(each.get("per_call") or each.get("per_image")))
+    _need_plain_rates(place, rates, any(amount for key, amount in each.items() if key != "per_search"))
     for tier in _TIERS:
         if tier in written:
             rates |= _tier_rates(place, written, tier)
@@ -80,12 +119,30 @@ def own_price(
         name,
         Sheet(rates, cached_share),
         source="policy",
-        per_call=each.get("per_call", 0),
-        per_image=each.get("per_image", 0),
-        per_search=each.get("per_search", 0),
+        units=_units(each),
         max_input_tokens=most[0] or limits[0],
         max_output_tokens=most[1] or limits[1],
     )
+
+
+def _units(each: Mapping[str, int]) -> Units:
+    call, image, search, character, heard, made = (each.get(key, 0) for key in _EACH)
+    return Units(call, image, search, character, -(-heard // _MS), -(-made // _MS))
+
+
+def _instant(place: str, value: object) -> int:
+    """Milliseconds since the epoch of a day or an instant, which are UTC if they do not say otherwise."""
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, date) and not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+    except ValueError:
+        value = None
+    if not isinstance(value, datetime):
+        raise ConfigurationError(f"{place} is a day or an instant, such as 2026-12-01 or 2026-12-01T09:00:00Z")
+    at = value if value.tzinfo else value.replace(tzinfo=UTC)
+    return int(at.timestamp() * 1000)
 
 
 def _tier_rates(place: str, written: Table, tier: str) -> _Found:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
+from time import time
 from typing import Final, Literal, Protocol, Self, TypeVar
 
-from llm_budget_hooks.pricing.rates import PER_NUSD, SERVICE_TIERS, Ceiling, Kind, Rates, Sheet, ceilings
+from llm_budget_hooks.pricing.hours import Hours
+from llm_budget_hooks.pricing.rates import (
+    PER_NUSD,
+    PLAIN_OF,
+    SERVICE_TIERS,
+    Ceiling,
+    Kind,
+    Rates,
+    Sheet,
+    Units,
+    ceilings,
+)
 
-Source = Literal["policy", "litellm"]
+Source = Literal["policy", "litellm", "genai-prices"]
 Brackets = tuple[tuple[int, Rates], ...]
 Ceilings = tuple[tuple[int, Ceiling], ...]
 
@@ -20,11 +32,16 @@ _COUNTS_OF: Final[Mapping[str, Kind]] = {
     "reasoning_tokens": "reasoning",
     "input_audio_tokens": "audio_in",
     "output_audio_tokens": "audio_out",
+    "input_image_tokens": "image_in",
+    "output_image_tokens": "image_out",
 }
+_NO_UNITS: Final = Units()
+_LONGEST_MS: Final = 3_600_000
+"""What is charged by its length is bounded as an hour of it: most providers take no longer file."""
 
 
 class UsageCounts(Protocol):
-    """The counts of a `Usage`, in tokens but for images and searches."""
+    """The counts of a `Usage`, in tokens where the name does not say otherwise."""
 
     @property
     def input_tokens(self) -> int: ...
@@ -43,9 +60,19 @@ class UsageCounts(Protocol):
     @property
     def output_audio_tokens(self) -> int: ...
     @property
+    def input_image_tokens(self) -> int: ...
+    @property
+    def output_image_tokens(self) -> int: ...
+    @property
     def images(self) -> int: ...
     @property
     def searches(self) -> int: ...
+    @property
+    def input_characters(self) -> int: ...
+    @property
+    def input_ms(self) -> int: ...
+    @property
+    def output_ms(self) -> int: ...
     @property
     def service_tier(self) -> str | None: ...
 
@@ -55,16 +82,19 @@ class Price:
     """The price of one model. All amounts it gives are nano-dollars, rounded up once.
 
     Counts that cannot be are cut to what can: negative ones to 0; in the prompt, cache writes for an hour, other cache
-    writes, cached tokens and audio, in this order, to what is left of it; in the output, audio and then reasoning.
+    writes, cached tokens, audio and images, in this order, to what is left of it; in the output, audio, images and then
+    reasoning.
 
     Attributes:
         model: the canonical name.
         provider: LiteLLM's name of the provider; empty where the policy has none.
-        source: who says so: ``policy`` or ``litellm``.
+        source: who says so: ``policy``, ``litellm`` or ``genai-prices``.
         priced_as: the canonical name, if it is not the name that was asked for but a close one.
         max_input_tokens: the largest prompt in tokens, or None.
         max_output_tokens: the largest output in tokens, or None.
         unpriced: the classes of tokens without a rate, charged at the plain one.
+        changes: what it costs from some instants on, in ms since the epoch, in their order.
+        off_peak: when it costs less, and what; None if it always costs the same.
     """
 
     model: str
@@ -75,13 +105,14 @@ class Price:
     max_output_tokens: int | None
     unpriced: frozenset[Kind]
     _grains: int
-    _per_call: int
-    _per_image: int
-    _per_search: int
+    _units: Units
     _standard: Brackets
     _tiers: Mapping[str, Brackets]
     _bounds: Ceilings
     _tier_bounds: Mapping[str, Ceilings]
+    _loose: int
+    changes: tuple[tuple[int, Price], ...] = ()
+    off_peak: tuple[Hours, Price] | None = None
 
     @classmethod
     def of(
@@ -91,9 +122,7 @@ class Price:
         *,
         source: Source,
         provider: str = "",
-        per_call: int = 0,
-        per_image: int = 0,
-        per_search: int = 0,
+        units: Units = _NO_UNITS,
         max_input_tokens: int | None = None,
         max_output_tokens: int | None = None,
     ) -> Self:
@@ -104,26 +133,48 @@ class Price:
             sheet: the rates per token.
             source: who says so.
             provider: LiteLLM's name of the provider.
-            per_call, per_image, per_search: in 10**-24 dollars.
+            units: what is charged by other things than tokens.
             max_input_tokens, max_output_tokens: the model's limits, in tokens.
         """
         tables = {tier: sheet.brackets(tier) for tier in ("", *sheet.tiers())}
-        grain = gcd(PER_NUSD, per_call, per_image, per_search, *(r for t in tables.values() for _, rs in t for r in rs))
+        grain = gcd(PER_NUSD, *units, *(rate for table in tables.values() for _, rates in table for rate in rates))
         own = {tier: _in_grains(table, grain) for tier, table in tables.items()}
         tiers = {name: own[tier] for name, tier in SERVICE_TIERS.items() if tier in own}
+        each = Units(*(unit // grain for unit in units))
+        tokenless = not any(any(rates) for _, rates in own[""])
+        loose = each.image + _LONGEST_MS * (each.input_ms + each.output_ms) if tokenless else 0
         return cls(
             model, provider, source, None, max_input_tokens, max_output_tokens, sheet.unpriced,
-            PER_NUSD // grain, per_call // grain, per_image // grain, per_search // grain, own[""], tiers,
-            ceilings(own[""]), {name: ceilings(own[""], table) for name, table in tiers.items()},
+            PER_NUSD // grain, each, own[""], tiers, ceilings(own[""]),
+            {name: ceilings(own[""], table) for name, table in tiers.items()}, loose,
         )  # fmt: skip
 
     @property
     def is_free(self) -> bool:
         """Whether nothing that this model does costs anything."""
         tables = (self._standard, *self._tiers.values())
-        return not (self._per_call or self._per_image or self._per_search) and not any(
-            any(rates) for table in tables for _, rates in table
-        )
+        dearer = any(changed for _, changed in self.changes if not changed.is_free)
+        return not (any(self._units) or dearer or any(any(rates) for table in tables for _, rates in table))
+
+    def at(self, ms: int) -> Price:
+        """What it costs at an instant.
+
+        Args:
+            ms: the instant, in ms since the epoch.
+        """
+        if not self.changes and self.off_peak is None:
+            return self
+        found = self
+        for since, changed in self.changes:
+            if ms >= since:
+                found = changed
+        if found.off_peak is not None and found.off_peak[0].have(ms):
+            found = found.off_peak[1]
+        return found if found.priced_as == self.priced_as else replace(found, priced_as=self.priced_as)
+
+    def now(self) -> Price:
+        """What it costs today, at the hours when it costs most."""
+        return replace(self, off_peak=None).at(int(time() * 1000)) if self.changes else self
 
     def cost_nusd(self, usage: UsageCounts, *, asked_tier: str | None = None) -> int:
         """What a call cost.
@@ -137,7 +188,7 @@ class Price:
         rates = self._at(prompt, usage.service_tier or asked_tier)
         if not (0 <= cached <= prompt and 0 <= reasoning <= output) or _has_rare_parts(usage):
             return self._rare_cost_nusd(usage, rates)
-        total = self._per_call + (prompt - cached) * rates.input + (output - reasoning) * rates.output
+        total = self._units.call + (prompt - cached) * rates.input + (output - reasoning) * rates.output
         if cached:
             total += cached * rates.cached
         if reasoning:
@@ -145,12 +196,16 @@ class Price:
         return -(-total // self._grains)
 
     def _rare_cost_nusd(self, usage: UsageCounts, rates: Rates) -> int:
-        fresh, cached, write, write_1h, heard = _input_parts(usage)
-        text, reasoning, spoken = _output_parts(usage)
-        total = self._per_call + fresh * rates.input + cached * rates.cached
-        total += write * rates.write + write_1h * rates.write_1h + heard * rates.audio_in
-        total += text * rates.output + reasoning * rates.reasoning + spoken * rates.audio_out
-        total += max(usage.images, 0) * self._per_image + max(usage.searches, 0) * self._per_search
+        fresh, cached, write, write_1h, heard, seen = _input_parts(usage)
+        text, reasoning, spoken, drawn = _output_parts(usage)
+        total = self._units.call + fresh * rates.input + cached * rates.cached
+        total += write * rates.write + write_1h * rates.write_1h + heard * rates.audio_in + seen * rates.image_in
+        total += text * rates.output + reasoning * rates.reasoning
+        total += spoken * rates.audio_out + drawn * rates.image_out
+        units = self._units
+        total += max(usage.images, 0) * units.image + max(usage.searches, 0) * units.search
+        total += max(usage.input_characters, 0) * units.character
+        total += max(usage.input_ms, 0) * units.input_ms + max(usage.output_ms, 0) * units.output_ms
         return -(-total // self._grains)
 
     def bound_nusd(
@@ -165,7 +220,8 @@ class Price:
         """The most that a call can cost, whatever its tokens turn out to be.
 
         A call that asks for a service tier can be served by the standard one, so the dearer of the two counts.
-        Searches and images are not in it.
+        Searches and images are not in it, but for one image, an hour or a letter for each token where nothing else
+        is charged.
 
         Args:
             input_tokens: the most that the prompt can have.
@@ -178,7 +234,8 @@ class Price:
         top = _met(table, input_tokens)
         rate_in = top.audio_in if audio else top.input_writing if writes_cache else top.input
         rate_out = top.audio_out if audio else top.output
-        return -(-(self._per_call + input_tokens * rate_in + output_tokens * rate_out) // self._grains)
+        total = self._flat(input_tokens) + input_tokens * rate_in + output_tokens * rate_out
+        return -(-total // self._grains)
 
     def estimate_nusd(self, input_tokens: int, output_tokens: int, *, service_tier: str | None = None) -> int:
         """What a call of plain text would cost at the plain rates of its size.
@@ -189,7 +246,7 @@ class Price:
             service_tier: the service tier the call asks for.
         """
         rates = self._at(input_tokens, service_tier)
-        total = self._per_call + input_tokens * rates.input + output_tokens * rates.output
+        total = self._flat(input_tokens) + input_tokens * rates.input + output_tokens * rates.output
         return -(-total // self._grains)
 
     def input_nusd(self, input_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None) -> int:
@@ -202,7 +259,11 @@ class Price:
         """
         rates = self._at(input_tokens, service_tier)
         rate = max(rates.input, rates.write, rates.write_1h) if writes_cache else rates.input
-        return -(-(self._per_call + input_tokens * rate) // self._grains)
+        return -(-(self._flat(input_tokens) + input_tokens * rate) // self._grains)
+
+    def _flat(self, input_tokens: int) -> int:
+        """What is charged beside the tokens, as far as a call's size bounds it."""
+        return self._units.call + self._loose + input_tokens * self._units.character
 
     def remarks(self, usage: UsageCounts) -> tuple[str, ...]:
         """What a reader of the ledger should know about a cost: counts that were cut, classes without a rate."""
@@ -237,37 +298,51 @@ def _has_rare_parts(usage: UsageCounts) -> bool:
         or usage.cache_write_1h_tokens
         or usage.input_audio_tokens
         or usage.output_audio_tokens
+        or usage.input_image_tokens
+        or usage.output_image_tokens
         or usage.images
         or usage.searches
+        or usage.input_characters
+        or usage.input_ms
+        or usage.output_ms
     )
 
 
-def _input_parts(usage: UsageCounts) -> tuple[int, int, int, int, int]:
-    """Fresh, cached, written, written for an hour and heard: what the prompt is made of, as it can be."""
-    left = usage.input_tokens
-    if left <= 0:
-        return 0, 0, 0, 0, 0
-    taken = [0, 0, 0, 0]
-    asked = (usage.cache_write_1h_tokens, usage.cache_write_tokens, usage.cached_input_tokens, usage.input_audio_tokens)
-    for i, count in enumerate(asked):
-        if count > 0:
-            taken[i] = count if count < left else left
-            left -= taken[i]
-    write_1h, write, cached, heard = taken
-    return left, cached, write, write_1h, heard
+def _input_parts(usage: UsageCounts) -> list[int]:
+    """Fresh, cached, written, written for an hour, heard and seen: what the prompt is made of, as it can be."""
+    write_1h, write, cached, heard, seen, fresh = _shares(
+        usage.input_tokens,
+        usage.cache_write_1h_tokens,
+        usage.cache_write_tokens,
+        usage.cached_input_tokens,
+        usage.input_audio_tokens,
+        usage.input_image_tokens,
+    )
+    return [fresh, cached, write, write_1h, heard, seen]
 
 
-def _output_parts(usage: UsageCounts) -> tuple[int, int, int]:
-    """Text, reasoning and spoken: what the output is made of, as it can be."""
-    whole = max(usage.output_tokens, 0)
-    spoken = min(max(usage.output_audio_tokens, 0), whole)
-    reasoning = min(max(usage.reasoning_tokens, 0), whole - spoken)
-    return whole - spoken - reasoning, reasoning, spoken
+def _output_parts(usage: UsageCounts) -> list[int]:
+    """Text, reasoning, spoken and drawn: what the output is made of, as it can be."""
+    spoken, drawn, reasoning, text = _shares(
+        usage.output_tokens, usage.output_audio_tokens, usage.output_image_tokens, usage.reasoning_tokens
+    )
+    return [text, reasoning, spoken, drawn]
+
+
+def _shares(whole: int, *asked: int) -> list[int]:
+    """Counts cut, in their order, to what is left of a whole; and the rest of it."""
+    left = max(whole, 0)
+    taken = []
+    for count in asked:
+        share = min(max(count, 0), left)
+        taken.append(share)
+        left -= share
+    return [*taken, left]
 
 
 def _impossible(usage: UsageCounts) -> bool:
     counts: dict[str, int] = {name: getattr(usage, name) for name in _COUNTS_OF}
-    inside = sum(counts[name] for name, kind in _COUNTS_OF.items() if kind not in ("reasoning", "audio_out"))
-    spoken_or_thought = counts["reasoning_tokens"] + counts["output_audio_tokens"]
+    inside = sum(counts[name] for name, kind in _COUNTS_OF.items() if PLAIN_OF[kind] == "input")
+    spoken_or_thought = sum(counts[name] for name, kind in _COUNTS_OF.items() if PLAIN_OF[kind] == "output")
     negative = min(usage.input_tokens, usage.output_tokens, *counts.values()) < 0
     return negative or inside > usage.input_tokens or spoken_or_thought > usage.output_tokens

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal["input", "output", "cached", "write", "write_1h", "reasoning", "audio_in", "audio_out"]
+Kind = Literal[
+    "input", "output", "cached", "write", "write_1h", "reasoning", "audio_in", "audio_out", "image_in", "image_out"
+]  # fmt: skip
 Written = Mapping[tuple[Kind, int, str], int]
 """Rates by class, by the prompt size in tokens above which they hold (0: always) and by service tier ("": standard)."""
 
@@ -45,6 +47,8 @@ PLAIN_OF: Final[Mapping[Kind, Kind]] = {
     "audio_in": "input",
     "reasoning": "output",
     "audio_out": "output",
+    "image_in": "input",
+    "image_out": "output",
 }
 
 
@@ -59,6 +63,19 @@ class Rates(NamedTuple):
     reasoning: int
     audio_in: int
     audio_out: int
+    image_in: int
+    image_out: int
+
+
+class Units(NamedTuple):
+    """What is charged by other things than tokens, in 10**-24 dollars."""
+
+    call: int = 0
+    image: int = 0
+    search: int = 0
+    character: int = 0
+    input_ms: int = 0
+    output_ms: int = 0
 
 
 class Ceiling(NamedTuple):
@@ -120,6 +137,8 @@ class Sheet:
             reasoning=self._or("reasoning", over, tier, plain_out),
             audio_in=self._or("audio_in", over, tier, plain_in),
             audio_out=self._or("audio_out", over, tier, plain_out),
+            image_in=self._or("image_in", over, tier, plain_in),
+            image_out=self._or("image_out", over, tier, plain_out),
         )
 
     def _or(self, kind: Kind, over: int, tier: str, otherwise: int) -> int:
@@ -164,8 +183,8 @@ def ceilings(*tables: tuple[tuple[int, Rates], ...]) -> tuple[tuple[int, Ceiling
 
 
 def _ceiling(met: list[Rates]) -> Ceiling:
-    plain = max(max(r.input, r.cached) for r in met)
-    output = max(max(r.output, r.reasoning) for r in met)
+    plain = max(max(r.input, r.cached, r.image_in) for r in met)
+    output = max(max(r.output, r.reasoning, r.image_out) for r in met)
     writing = max(plain, *(max(r.write, r.write_1h) for r in met))
     return Ceiling(
         input=plain,

@@ -28,8 +28,13 @@ class Counts:
     reasoning_tokens: int = 0
     input_audio_tokens: int = 0
     output_audio_tokens: int = 0
+    input_image_tokens: int = 0
+    output_image_tokens: int = 0
     images: int = 0
     searches: int = 0
+    input_characters: int = 0
+    input_ms: int = 0
+    output_ms: int = 0
     service_tier: str | None = None
 
 
@@ -232,7 +237,7 @@ def test_b089_a_tuned_model_has_its_own_rate(prefix: str) -> None:
     assert tuned.input_nusd(10**6) == 2 * base.input_nusd(10**6)
 
 
-@pytest.mark.parametrize("model", ["ft:gpt-5:org::id", "openai/ft:gpt-4o:org::id", "ft:gpt-5-2025-08-07:org::id"])
+@pytest.mark.parametrize("model", ["ft:gpt-5:org::id", "openai/ft:gpt-5-mini:org::id", "ft:gpt-5-2025-08-07:org::id"])
 def test_b089_a_tuned_model_without_a_rate_is_unknown(model: str) -> None:
     with pytest.raises(PriceUnknown):
         PriceBook().price(model)
