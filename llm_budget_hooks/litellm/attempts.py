@@ -200,7 +200,7 @@ class Attempt:
     def answered(self, response: Any) -> Ending:
         """How it ended with this answer."""
         usage = usage_of(response)
-        cost = cost_of(self.kind, self.call.model, response)
+        cost = cost_of(self.kind, self.call, response, self.engine.prices)
         return Ending(usage=usage, cost=cost, model=served_model(response))
 
 

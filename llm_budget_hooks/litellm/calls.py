@@ -66,7 +66,7 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
         model=model,
         input_tokens=input_bound(model, asked),
         max_output_tokens=0 if kind in _NO_OUTPUT else _output_bound(asked),
-        amount=amount_of(kind, model, asked),
+        amount=amount_of(kind, model, asked, engine.prices),
         service_tier=tier if isinstance(tier, str) and tier not in ("auto", "default") else None,
         writes_cache=writes_cache(asked),
         **identity_of(asked),

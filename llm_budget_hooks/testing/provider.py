@@ -1,5 +1,7 @@
 """A model provider that runs on loopback, speaks the OpenAI API over real HTTP, and counts what reaches it.
 
+Beside OpenAI's routes it has Anthropic's /v1/messages and Cohere's /v1/rerank and /v2/rerank.
+
 What it bills: an answer without stream is billed whole as soon as it is accepted, also when the
 connection is cut or the client leaves; a stream is billed up to the last event that was sent; errors
 and hangs are not billed. Whatever reaches it is counted, whatever it answers.
@@ -20,10 +22,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from llm_budget_hooks.testing import shapes
+from llm_budget_hooks.testing import media, messages, shapes
 from llm_budget_hooks.testing.loops import LOOPBACK, ServerThread, raise_collected
 from llm_budget_hooks.testing.replies import Answer, Reply, Settings, decide
-from llm_budget_hooks.testing.wire import Connection, HttpRequest, render
+from llm_budget_hooks.testing.wire import JSON, Connection, HttpRequest, render
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,23 @@ class _Entry:
 
 
 class _Route(NamedTuple):
-    body: Callable[[Answer], dict[str, Any]]
-    events: Callable[[Answer], Iterator[shapes.Event]] | None
+    body: Callable[[Answer], dict[str, Any]] | None
+    events: Callable[[Answer], Iterator[shapes.Event]] | None = None
+    generates: bool = True
 
 
 _ROUTES = {
     "/v1/chat/completions": _Route(shapes.chat_body, shapes.chat_events),
     "/v1/completions": _Route(shapes.text_body, shapes.text_events),
-    "/v1/embeddings": _Route(shapes.embeddings_body, None),
+    "/v1/embeddings": _Route(shapes.embeddings_body, generates=False),
     "/v1/responses": _Route(shapes.responses_body, shapes.responses_events),
+    "/v1/messages": _Route(messages.messages_body, messages.messages_events),
+    "/v1/images/generations": _Route(media.images_body),
+    "/v1/images/edits": _Route(media.images_body),
+    "/v1/audio/speech": _Route(None, generates=False),
+    "/v1/audio/transcriptions": _Route(media.transcription_body),
+    "/v1/rerank": _Route(media.rerank_body, generates=False),
+    "/v2/rerank": _Route(media.rerank_body, generates=False),
 }
 
 
@@ -291,9 +301,7 @@ class FakeProvider(Settings):
         if reply.hang:
             await self._hang()
         route = _ROUTES[entry.path]
-        answer = decide(
-            self, entry.json, reply, f"{next(self._ids):x}", generates=route.body is not shapes.embeddings_body
-        )
+        answer = decide(self, entry.json, reply, f"{next(self._ids):x}", generates=route.generates)
         streams = route.events is not None and bool(entry.json.get("stream"))
         if reply.status < 400:
             entry.input_tokens = answer.input_tokens
@@ -307,8 +315,10 @@ class FakeProvider(Settings):
             self._respond(entry, connection, reply.status, dict(reply.error_body), reply.headers)
         elif streams and route.events is not None:
             await self._stream(route.events(answer), reply, entry, connection)
+        elif route.body is None:
+            self._send_whole(media.SOUND, reply, entry, connection, content_type="audio/mpeg")
         else:
-            self._send_whole(route.body(answer), reply, entry, connection)
+            self._send_whole(json.dumps(route.body(answer)).encode(), reply, entry, connection)
 
     async def _hang(self) -> None:
         waiting = asyncio.get_running_loop().create_future()
@@ -335,15 +345,15 @@ class FakeProvider(Settings):
         else:
             connection.cut()
 
-    def _send_whole(self, body: dict[str, Any], reply: Reply, entry: _Entry, connection: Connection) -> None:
-        if reply.cut_after is None:
-            self._respond(entry, connection, 200, body, reply.headers)
-            return
+    def _send_whole(
+        self, body: bytes, reply: Reply, entry: _Entry, connection: Connection, *, content_type: str = JSON
+    ) -> None:
         entry.status = 200
         self._ended(entry)
-        payload = render(200, json.dumps(body).encode(), reply.headers)
-        connection.write(payload[:-20])
-        connection.cut()
+        payload = render(200, body, reply.headers, content_type=content_type)
+        connection.write(payload if reply.cut_after is None else payload[:-20])
+        if reply.cut_after is not None:
+            connection.cut()
 
     def _respond(
         self,
@@ -366,6 +376,9 @@ def _read(request: HttpRequest, entry: _Entry) -> tuple[int, dict[str, Any]] | N
         return 404, shapes.error_body(f"no such path: {request.path}", "not_found_error")
     if request.method != "POST":
         return 405, shapes.error_body(f"{request.method} is not allowed here")
+    if request.body.startswith(b"--"):
+        entry.json = media.form_fields(request.body)
+        return None
     try:
         body = json.loads(request.body)
     except (ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 
+JSON = "application/json"
 _MAX_HEAD_BYTES = 65_536
 
 
@@ -89,9 +90,9 @@ def _take_chunked(buffer: bytearray, at: int) -> bytes | None:
     return None
 
 
-def render(status: int, payload: bytes, headers: Mapping[str, str]) -> bytes:
-    """A whole answer, head and body, as the bytes that go out; the body is JSON."""
-    lines = [f"HTTP/1.1 {status} {_phrase(status)}", "content-type: application/json"]
+def render(status: int, payload: bytes, headers: Mapping[str, str], *, content_type: str = JSON) -> bytes:
+    """A whole answer, head and body, as the bytes that go out."""
+    lines = [f"HTTP/1.1 {status} {_phrase(status)}", f"content-type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"content-length: {len(payload)}", "", ""]
     return "\r\n".join(lines).encode("latin-1") + payload

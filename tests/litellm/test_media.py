@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import wave
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -58,6 +59,86 @@ def test_what_is_priced_by_other_units_is_held_by_them(
     kind: str, model: str, asked: dict[str, Any], amount: str | None
 ) -> None:
     assert amount_of(kind, model, asked) == (None if amount is None else Decimal(amount))
+
+
+def _wav(seconds: float) -> tuple[str, bytes]:
+    sound = io.BytesIO()
+    with wave.open(sound, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(int(16_000 * seconds)))
+    return "a.wav", sound.getvalue()
+
+
+REAL: dict[str, tuple[dict[str, Any], str]] = {
+    # 1 text token in at $5 and 40 image tokens out at $40 a million
+    "image_generation": ({"model": "openai/gpt-image-1", "prompt": "cat"}, "0.001605"),
+    "image_edit": ({"model": "openai/gpt-image-1", "prompt": "cat", "image": b"\x89PNG\r\n\x1a\n"}, "0.001605"),
+    "speech": ({"model": "openai/tts-1", "input": "hello" * 100, "voice": "alloy"}, "0.0075"),
+    "transcription": ({"model": "openai/whisper-1", "file": _wav(4.5)}, "0.00045"),
+    "rerank": ({"model": "cohere/rerank-english-v3.0", "query": "a", "documents": ["b"] * 250}, "0.006"),
+    "text_completion": ({"model": "openai/gpt-3.5-turbo-instruct", "prompt": "hi"}, "0.0000815"),
+    "embedding": ({"model": "openai/text-embedding-3-small", "input": ["hi"]}, "0.00000002"),
+}
+OWN: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "image_generation": ({"model": "openai/ours", "prompt": "cat", "n": 3}, {"per_image": "$0.02"}, "0.06"),
+    "speech": ({"model": "openai/ours", "input": "a" * 50, "voice": "alloy"}, {"per_character": "$0.0001"}, "0.005"),
+    "transcription": (
+        {"model": "openai/ours", "file": _wav(4.5), "response_format": "verbose_json"},
+        {"per_input_second": "$0.002"},
+        "0.009",
+    ),
+    "rerank": ({"model": "cohere/ours", "query": "a", "documents": ["b"] * 101}, {"per_search": "$0.001"}, "0.002"),
+}
+
+
+def _ask(entry: str, asked: dict[str, Any], awaited: bool, provider: FakeProvider) -> Any:
+    base = provider.base_url.removesuffix("/v1") if entry == "rerank" else provider.base_url
+    asked = {**asked, "api_base": base, "api_key": "test"}
+    if awaited:
+        return asyncio.run(getattr(litellm, f"a{entry}")(**asked))
+    return getattr(litellm, entry)(**asked)
+
+
+@pytest.mark.parametrize("entry", REAL)
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+def test_every_entry_point_books_what_the_answer_cost(
+    entry: str, awaited: bool, provider: FakeProvider, capped: MakeEngine
+) -> None:
+    engine = capped(CALLS, {"scope": "global", "limit": "$50", "window": "day", "name": "dollars"})
+    asked, cost = REAL[entry]
+    _ask(entry, asked, awaited, provider)
+    assert provider.count == 1
+    assert balance(engine) == (Decimal(cost), 0)
+    assert balance(engine, "calls") == (1, 0)
+
+
+@pytest.mark.parametrize("entry", OWN)
+def test_the_policys_own_price_of_a_unit_goes_first(entry: str, provider: FakeProvider, capped: MakeEngine) -> None:
+    asked, price, cost = OWN[entry]
+    dollars = {"scope": "global", "limit": "$50", "window": "day", "name": "dollars"}
+    engine = capped(dollars, prices={asked["model"]: {"input": "0", "output": "0", **price}})
+    _ask(entry, asked, False, provider)
+    assert balance(engine) == (Decimal(cost), 0)
+
+
+def test_an_image_that_is_billed_by_tokens_is_held_at_its_dearest_quality() -> None:
+    """At high quality a square image of gpt-image-1 is 16.7 cents, as LiteLLM's list has it."""
+    assert amount_of("image_generation", "openai/gpt-image-1", {"n": 2}) == Decimal("0.334")
+    low = amount_of("image_generation", "openai/gpt-image-1", {"quality": "low"})
+    assert low is not None
+    assert low == Decimal("0.011")
+
+
+@pytest.mark.parametrize("entry", ["image_generation", "speech", "transcription", "rerank"])
+def test_an_error_of_the_provider_bills_nothing(entry: str, provider: FakeProvider, capped: MakeEngine) -> None:
+    engine = capped({"scope": "global", "limit": "$50", "window": "day", "name": "dollars"})
+    provider.fail_next(9, status=400)
+    for awaited in (False, True):
+        with pytest.raises(Exception, match="fake provider says 400"):
+            _ask(entry, REAL[entry][0], awaited, provider)
+    assert balance(engine) == (0, 0)
 
 
 @pytest.fixture
