@@ -156,9 +156,10 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         self, response: LLMResult, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """Settle; the end of a model that is a root is the end of its answer."""
-        self._quietly(self._ended, run_id, parent_run_id, response)
-        root = self._runs.known(run_id)
-        if root is not None and root.id == run_id:
+        run = run_id.int
+        self._quietly(self._ended, run, parent_run_id, response)
+        root = self._runs.known(run)
+        if root is not None and root.id == run:
             self._leave(root, _output(response))
 
     @override
@@ -166,57 +167,58 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """Release what the provider refused; settle what it may have begun."""
-        self._quietly(self._failed, run_id, error, kwargs.get("response"))
-        self._left(run_id, None, error)
+        self._quietly(self._failed, run_id.int, error, kwargs.get("response"))
+        self._left(run_id.int, None, error)
 
     @override
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
         """End the answer with its root: what is open is spent for now, and the actual is held against the ceiling."""
-        if run_id in self._runs.calls:
-            self._quietly(self._decided, run_id, outputs)
-        self._left(run_id, outputs)
+        if run_id.int in self._runs.calls:
+            self._quietly(self._decided, run_id.int, outputs)
+        self._left(run_id.int, outputs)
 
     @override
     def on_chain_error(
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """End the answer with its root."""
-        if run_id in self._runs.calls:
-            self._quietly(self._failed, run_id, error, None)
-        self._left(run_id, None, error)
+        if run_id.int in self._runs.calls:
+            self._quietly(self._failed, run_id.int, error, None)
+        self._left(run_id.int, None, error)
 
     @override
     def on_tool_end(self, output: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
         """End the answer where a tool is the root."""
-        self._left(run_id, output)
+        self._left(run_id.int, output)
 
     @override
     def on_tool_error(
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """End the answer where a tool is the root."""
-        self._left(run_id, None, error)
+        self._left(run_id.int, None, error)
 
     @override
     def on_retriever_end(
         self, documents: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """End the answer where a retriever is the root."""
-        self._left(run_id, documents)
+        self._left(run_id.int, documents)
 
     @override
     def on_retriever_error(
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """End the answer where a retriever is the root."""
-        self._left(run_id, None, error)
+        self._left(run_id.int, None, error)
 
     def _enter(self, run_id: UUID, parent: UUID | None, metadata: dict[str, Any] | None) -> None:
         self._deciding(self._entered, run_id, parent, metadata or _NONE)
 
     def _entered(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> None:
-        root = self._runs.root(self.engine, run_id, parent, metadata)
-        if root.id == run_id:
+        run = run_id.int
+        root = self._runs.root(self.engine, run, parent, metadata)
+        if root.id == run:
             enter(root)
 
     def _start(
@@ -227,8 +229,10 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         metadata: dict[str, Any] | None,
         more: dict[str, Any],
     ) -> None:
-        if run_id in self._runs.calls or run_id in self._runs.ended:
+        if run_id.int in self._runs.calls or run_id.int in self._runs.ended:
             return
+        if self._runs.gone:
+            self._collect()
         params = more.get("invocation_params") or _NONE
         start = Start(run_id, parent, inputs, metadata or _NONE, more.get("name"), params, more.get("batch_size") or 1)
         self._deciding(self._opened, start)
@@ -247,20 +251,22 @@ class BudgetCallbackHandler(BaseCallbackHandler):
             _log.exception("The budget handler failed, and a call was let through without a hold.")
 
     def _opened(self, start: Start) -> None:
-        root = self._runs.root(self.engine, start.run_id, start.parent_run_id, start.metadata)
+        run = start.run_id.int
+        root = self._runs.root(self.engine, run, start.parent_run_id, start.metadata)
         try:
             reservation = self._admitted(start, root)
         except BudgetExceeded:
             self._abandon()
             raise
-        opened = Opened(start.run_id, reservation, root, open_ticket(self.engine))
+        opened = Opened(run, reservation, root, open_ticket(self.engine))
         if start.prompts > 1:
             opened.batch = join_batch(opened, start.prompts)
             # A refusal at the end of one prompt would lose the answers and the ends of the others.
-            root.streamed |= root.id == start.run_id
-        self._runs.calls.put(start.run_id, opened)
-        root.calls[start.run_id] = opened
+            root.streamed |= root.id == run
+        self._runs.calls.put(run, opened)
+        root.calls[run] = opened
         opened.watch(self._sweep)
+        self._runs.follow(start.run_id, opened, self._collect)
 
     def _admitted(self, start: Start, root: Root) -> Reservation:
         if root.refused is not None and not self._is_cheap(model_of(start)):
@@ -283,57 +289,57 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     def _abandon(self) -> None:
         """One prompt of a `generate` is refused, so those before it are not sent either."""
         for opened in abandoned_batch():
-            if self._taken(opened.run_id) is not None:
+            if self._taken(opened.run) is not None:
                 self._quietly(self.engine.release, opened.reservation)
 
     def _is_cheap(self, model: str) -> bool:
         return any(fnmatchcase(model, pattern) for pattern in self.engine.policy.tiers.get("cheap", ()))
 
-    def _taken(self, run_id: UUID) -> Opened | None:
+    def _taken(self, run: int) -> Opened | None:
         """The call that this end is the first final one of."""
-        opened = self._runs.calls.pop(run_id)
+        opened = self._runs.calls.pop(run)
         if opened is None or not opened.claim(final=True):
             return None
-        self._runs.ended.put(run_id, True)
-        opened.root.calls.pop(run_id, None)
+        self._runs.ended.put(run, True)
+        opened.root.calls.pop(run, None)
         return opened
 
-    def _ended(self, run_id: UUID, parent: UUID | None, response: LLMResult) -> None:
-        opened = self._taken(run_id)
+    def _ended(self, run: int, parent: UUID | None, response: LLMResult) -> None:
+        opened = self._taken(run)
         if opened is not None:
             opened.settle(self.engine, outcome_of(response, alone=opened.batch is None))
-        elif run_id not in self._runs.ended:
-            self._unheld(run_id, parent, outcome_of(response))
+        elif run not in self._runs.ended:
+            self._unheld(run, parent, outcome_of(response))
 
-    def _unheld(self, run_id: UUID, parent: UUID | None, outcome: Outcome) -> None:
+    def _unheld(self, run: int, parent: UUID | None, outcome: Outcome) -> None:
         """Book a call whose start was not seen; nothing can be refused any more."""
-        self._runs.ended.put(run_id, True)
+        self._runs.ended.put(run, True)
         if outcome.cached or outcome.usage is None or outcome.model is None:
             _log.warning("A model call ended that was not seen to start, and it has no usage to book.")
             return
-        root = self._runs.known(parent)
+        root = self._runs.known(None if parent is None else parent.int)
         whose = (root.tenant, root.user, root.feature) if root is not None else (None, None, None)
         tenant, user, feature = whose
         call = Call(
-            model=outcome.model, tenant=tenant, user=user, feature=feature, id=hold_id(run_id),
-            step=step_of(_NONE, None, outcome.model), utterance=root.scope.id if root is not None else f"lc-{run_id}",
+            model=outcome.model, tenant=tenant, user=user, feature=feature, id=hold_id(UUID(int=run)),
+            step=step_of(_NONE, None, outcome.model), utterance=root.scope.id if root is not None else f"lc-{run:032x}",
         )  # fmt: skip
         self.engine.charge(call, usage=outcome.usage, force=True)
 
-    def _failed(self, run_id: UUID, error: BaseException, response: LLMResult | None) -> None:
-        opened = self._runs.calls.get(run_id)
+    def _failed(self, run: int, error: BaseException, response: LLMResult | None) -> None:
+        opened = self._runs.calls.get(run)
         if opened is None:
             return
-        opened.root.calls.pop(run_id, None)
+        opened.root.calls.pop(run, None)
         if opened.fail(self.engine, error, outcome_of(response)):
-            self._runs.calls.pop(run_id)
-            self._runs.ended.put(run_id, True)
+            self._runs.calls.pop(run)
+            self._runs.ended.put(run, True)
         # The blocking form tells the prompts beside it nothing; what the awaited form tells them corrects this.
         for other in opened.batch.calls if opened.batch is not None else ():
             self._sweep(other)
 
-    def _decided(self, run_id: UUID, outputs: Any) -> None:
-        opened = self._taken(run_id)
+    def _decided(self, run: int, outputs: Any) -> None:
+        opened = self._taken(run)
         if opened is not None:
             usage = usage_of(getattr(outputs, "usage", None) or _NONE)
             opened.settle(self.engine, Outcome(usage, model=getattr(outputs, "model", None)))
@@ -343,9 +349,17 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         if opened.claim(final=False):
             self._quietly(self.engine.settle, opened.reservation)
 
-    def _left(self, run_id: UUID, output: Any, error: BaseException | None = None) -> None:
-        root = self._runs.known(run_id)
-        if root is not None and root.id == run_id:
+    def _collect(self) -> None:
+        """End the calls that nothing refers to any more, so that no end can come."""
+        gone = self._runs.gone
+        while gone:
+            opened = self._runs.calls.get(gone.popleft())
+            if opened is not None:
+                self._sweep(opened)
+
+    def _left(self, run: int, output: Any, error: BaseException | None = None) -> None:
+        root = self._runs.known(run)
+        if root is not None and root.id == run:
             self._leave(root, output, error)
 
     def _leave(self, root: Root, output: Any, error: BaseException | None = None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
+from weakref import ref
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import Ticket
@@ -30,11 +31,12 @@ class Opened:
     """A call that was let in. It has one final end; a provisional one may come before.
 
     Attributes:
-        run_id: of the model run.
+        run: the model run, as a number.
         reservation: its hold.
         root: the root run it belongs to.
         ticket: covers the request that it makes from being held twice.
         task: that runs it, if it is awaited and has not ended.
+        life: ends when nothing refers to the run any more.
         batch: the prompts of the same `generate`; None if it is the only one.
     """
 
@@ -43,21 +45,22 @@ class Opened:
         "_on_done",
         "_provisional",
         "batch",
+        "life",
         "reservation",
         "root",
-        "run_id",
-        "task",
+        "run",
         "task",
         "ticket",
     )
 
-    def __init__(self, run_id: UUID, reservation: Reservation, root: Root, ticket: Ticket) -> None:
-        self.run_id = run_id
+    def __init__(self, run: int, reservation: Reservation, root: Root, ticket: Ticket) -> None:
+        self.run = run
         self.reservation = reservation
         self.root = root
         self.ticket = ticket
         self.batch: Batch | None = None
         self.task: asyncio.Task[Any] | None = None
+        self.life: ref[UUID] | None = None
         self._on_done: Callable[[Any], None] | None = None
         self._provisional = False
         self._ended = False

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+from weakref import ref
 
 from langchain_core.runnables.config import var_child_runnable_config
 
@@ -38,7 +41,7 @@ class Root:
     """The outermost run there is to see: one utterance, and one answer.
 
     Attributes:
-        id: of the run.
+        id: of the run, as a number.
         scope: the utterance; it joins a surrounding `engine.utterance()` if there is one.
         tenant, user, feature: whose it is, pinned when it began.
         streamed: the answer reaches the caller in pieces or beside others, so its end cannot hold it back.
@@ -47,14 +50,14 @@ class Root:
         ended: whether its end was seen.
     """
 
-    id: UUID
+    id: int
     scope: Utterance
     tenant: str | None
     user: str | None
     feature: str | None
     streamed: bool = False
     refused: BudgetExceeded | None = None
-    calls: dict[UUID, Opened] = field(default_factory=dict)
+    calls: dict[int, Opened] = field(default_factory=dict)
     ended: bool = False
 
     def reserve(self, engine: BudgetEngine, call: Call) -> Reservation:
@@ -81,12 +84,14 @@ class Runs:
     Attributes:
         calls: the open calls by run, and those that were ended provisionally and may still report.
         ended: the runs of calls whose end was seen.
+        gone: the runs that nothing refers to any more, and whose calls may be open.
     """
 
     def __init__(self) -> None:
-        self.calls: Bounded[UUID, Opened] = Bounded(_MAX_CALLS)
-        self.ended: Bounded[UUID, bool] = Bounded(_MAX_ENDED)
-        self._roots: Bounded[UUID, Root] = Bounded(_MAX_RUNS)
+        self.calls: Bounded[int, Opened] = Bounded(_MAX_CALLS)
+        self.ended: Bounded[int, bool] = Bounded(_MAX_ENDED)
+        self.gone: deque[int] = deque(maxlen=_MAX_CALLS)
+        self._roots: Bounded[int, Root] = Bounded(_MAX_RUNS)
 
     @classmethod
     def of(cls, engine: BudgetEngine) -> Runs:
@@ -96,27 +101,45 @@ class Runs:
         found: Runs | None = kept.get(_KEPT)
         return found if found is not None else kept.setdefault(_KEPT, cls())
 
-    def known(self, run_id: UUID | None) -> Root | None:
+    def known(self, run: int | None) -> Root | None:
         """The root of a run that was seen to begin."""
-        return None if run_id is None else self._roots.get(run_id)
+        return None if run is None else self._roots.get(run)
 
-    def root(self, engine: BudgetEngine, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> Root:
+    def root(self, engine: BudgetEngine, run: int, parent: UUID | None, metadata: Mapping[str, Any]) -> Root:
         """The root that a run belongs to; a new one if it is, or hangs below, a run that nobody saw begin.
 
         Raises:
             BudgetExceeded: a new root announces steps that are expected to cost more than an answer may.
             ConfigurationError: its metadata cannot be what was meant.
         """
-        found = self._roots.get(run_id) or self._above(engine, parent)
+        above = None if parent is None else parent.int
+        found = self._roots.get(run) or self._above(engine, above)
         if found is None:
-            found = _new_root(engine, run_id if parent is None else parent, metadata)
-            if parent is not None:
-                self._roots.put(parent, found)
+            found = _new_root(engine, run if above is None else above, metadata)
+            if above is not None:
+                self._roots.put(above, found)
             found.scope.start()
-        self._roots.put(run_id, found)
+        self._roots.put(run, found)
         return found
 
-    def _above(self, engine: BudgetEngine, parent: UUID | None) -> Root | None:
+    def follow(self, run_id: UUID, opened: Opened, collect: Callable[[], None]) -> None:
+        """Take note when nothing refers to a run any more, since then nobody can report its end.
+
+        That may be found out anywhere, even below the store's lock, so it is only put down here. An event loop
+        collects at its next turn; without one, the next call does.
+        """
+        gone, run = self.gone, opened.run
+        loop = opened.task.get_loop() if opened.task is not None else None
+
+        def lost(_: object) -> None:
+            gone.append(run)
+            if loop is not None:
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(collect)
+
+        opened.life = ref(run_id, lost)
+
+    def _above(self, engine: BudgetEngine, parent: int | None) -> Root | None:
         """By the parent; else by LangSmith's trace; else the root of this context, if it has not ended.
 
         Some wrappers, `with_fallbacks` among them, give what they run the outer configuration and so no parent; what
@@ -143,10 +166,10 @@ def root_here(engine: BudgetEngine) -> Root | None:
     return Runs.of(engine).known(_parent_here()) or _root_of_context(engine)
 
 
-def _parent_here() -> UUID | None:
+def _parent_here() -> int | None:
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     parent = getattr(callbacks, "parent_run_id", None)
-    return parent if isinstance(parent, UUID) else None
+    return parent.int if isinstance(parent, UUID) else None
 
 
 def _root_of_context(engine: BudgetEngine) -> Root | None:
@@ -154,14 +177,14 @@ def _root_of_context(engine: BudgetEngine) -> Root | None:
     return here if here is not None and here.scope.engine is engine and not here.ended else None
 
 
-def _new_root(engine: BudgetEngine, id: UUID, metadata: Mapping[str, Any]) -> Root:
+def _new_root(engine: BudgetEngine, id: int, metadata: Mapping[str, Any]) -> Root:
     outer = current_utterance(engine)
     utterance = text_in(metadata, "utterance")
     tenant = _pinned(outer.tenant if outer else None, text_in(metadata, "tenant"))
     user = _pinned(outer.user if outer else None, text_in(metadata, "user"))
     feature = _pinned(outer.feature if outer else None, text_in(metadata, "feature"))
     if outer is None:
-        named: str | None = utterance or f"lc-{id.hex}"
+        named: str | None = utterance or f"lc-{id:032x}"
     elif utterance is not None or (tenant, user, feature) != (outer.tenant, outer.user, outer.feature):
         named = utterance or outer.id
     else:
@@ -201,11 +224,11 @@ def plan_in(metadata: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(value)
 
 
-def _traced() -> UUID | None:
+def _traced() -> int | None:
     """The id of the root run in LangSmith's trace, which wraps some middleware in runs of its own."""
     helpers = sys.modules.get("langsmith.run_helpers")
     tree = helpers.get_current_run_tree() if helpers is not None else None
-    return None if tree is None else tree.trace_id
+    return None if tree is None else tree.trace_id.int
 
 
 def _streams() -> bool:
