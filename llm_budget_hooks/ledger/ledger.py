@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.ledger import tables
 from llm_budget_hooks.ledger.database import Database
+from llm_budget_hooks.ledger.reading import Reading
 from llm_budget_hooks.models.trail import (
     Adjustment,
     Entry,
@@ -42,7 +43,7 @@ _TABLES: Final[dict[type[Any], tuple[Table, tuple[str, ...]]]] = {
 _KINDS: Final[dict[type[Any], str]] = {Override: "override", Adjustment: "adjust"}
 
 
-class Ledger:
+class Ledger(Reading):
     """Runs, refusals, events and overrides in SQLite or PostgreSQL. Safe for threads, and for processes that fork."""
 
     def __init__(self, database: Database, zone: str = "UTC") -> None:

@@ -1,0 +1,481 @@
+"""What can be read from a ledger: pages of rows, cost by anything, who asked, and where a month is heading.
+
+Amounts are exact dollars. A single number that could not be read is None, never 0; pages and tables raise
+`LedgerUnavailable`. Instants are aware datetimes; a span holds its beginning and not its end. Rows that were pruned
+are in month totals alone, see `Reading.months`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from sqlalchemy import BigInteger, ColumnElement, Select, Table, case, func, literal_column, select, tuple_, union
+
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.ledger import tables
+from llm_budget_hooks.ledger.database import Database
+from llm_budget_hooks.ledger.errors import LedgerUnavailable
+from llm_budget_hooks.models import Budget, Policy, instant
+from llm_budget_hooks.models.trail import Adjustment, Event, Override, Refusal, Run, stored_text
+from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.windows import HOUR_MS, Window
+
+T = TypeVar("T")
+Dimension = Literal["tenant", "user", "feature", "step", "model", "day"]
+_QUARTER_MS: Final = 900_000
+_DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some rows, the newest first.
+
+    Attributes:
+        items: the rows.
+        after: what to pass as `after` for the next page; None on the last.
+    """
+
+    items: tuple[T, ...]
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one feature, step, model, user, tenant or day has cost.
+
+    Attributes:
+        key: its name; a day is ``2026-11-30``, a user stands beside its tenant.
+        tenant: the tenant of a user, else empty.
+        cost: dollars booked.
+        calls: how many calls were made, however often each ended.
+        input_tokens, output_tokens: what was used, as far as providers said.
+    """
+
+    key: str
+    tenant: str
+    cost: Decimal
+    calls: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCost:
+    """One answer and its fan-out.
+
+    Attributes:
+        tenant, user, utterance, feature: whose, and for which request.
+        began_at, ended_at: the first and the last end of a call in it.
+        cost: dollars booked.
+        calls: how many model calls it took.
+        refusals: how many refusals it met.
+        runs: its runs in the order in which they were booked.
+    """
+
+    tenant: str
+    user: str
+    utterance: str
+    feature: str
+    began_at: datetime
+    ended_at: datetime
+    cost: Decimal
+    calls: int
+    refusals: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of a limit somebody has spent.
+
+    Attributes:
+        budget: the budget's name.
+        tenant, user: whose account; empty where the budget's scope is wider.
+        limit, spent: dollars.
+        share: spent / limit.
+    """
+
+    budget: str
+    tenant: str
+    user: str
+    limit: Decimal
+    spent: Decimal
+    share: Decimal
+
+
+class Reading:
+    """The questions that a ledger answers. All of them take `tenant`, `user` and the like as calls name them."""
+
+    _database: Database
+    _zone: str
+
+    def runs(
+        self,
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        feature: str | None = None,
+        step: str | None = None,
+        model: str | None = None,
+        utterance: str | None = None,
+        status: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[Run]:
+        """A page of runs; what is None is not asked for. `model` is the one asked for or the one that served."""
+        run = tables.runs.c
+        wanted = _same(tables.runs, tenant=tenant, user=user, feature=feature, step=step, utterance=utterance)
+        wanted += _same(tables.runs, status=status) + _within(tables.runs, since, until)
+        if model is not None:
+            wanted.append((run.model == stored_text(model)) | (run.served == stored_text(model)))
+        return self._page(tables.runs, Run, wanted, after, limit)
+
+    def refusals(
+        self,
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        feature: str | None = None,
+        code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[Refusal]:
+        """A page of refusals."""
+        wanted = _same(tables.refusals, tenant=tenant, user=user, feature=feature, code=code)
+        return self._page(tables.refusals, Refusal, wanted + _within(tables.refusals, since, until), after, limit)
+
+    def events(
+        self,
+        *,
+        tenant: str | None = None,
+        name: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[Event]:
+        """A page of events."""
+        wanted = _same(tables.events, tenant=tenant, name=name) + _within(tables.events, since, until)
+        return self._page(tables.events, Event, wanted, after, limit)
+
+    def overrides(
+        self, *, tenant: str | None = None, after: str | None = None, limit: int = 100
+    ) -> Page[Override]:
+        """A page of changed limits."""
+        wanted = [*_same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "override"]
+        return self._page(tables.overrides, Override, wanted, after, limit)
+
+    def adjustments(
+        self, *, tenant: str | None = None, after: str | None = None, limit: int = 100
+    ) -> Page[Adjustment]:
+        """A page of corrections."""
+        wanted = [*_same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "adjust"]
+        return self._page(tables.overrides, Adjustment, wanted, after, limit)
+
+    def answers(
+        self,
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        feature: str | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> Page[AnswerCost]:
+        """A page of answers, each with its runs in order."""
+        run, who = tables.runs.c, _who(tables.runs)
+        first = func.min(run.no)
+        asked = select(*who, first.label("first")).where(*_same(tables.runs, tenant=tenant, user=user, feature=feature))
+        asked = asked.group_by(*who).order_by(first.desc()).limit(limit + 1)
+        if after is not None:
+            asked = asked.having(first < _cursor(after))
+        with self._database.reading() as connection:
+            found = connection.execute(asked).all()
+            keys = [tuple(row)[:3] for row in found[:limit]]
+            ended = select(tables.runs).where(tuple_(*who).in_(keys)).order_by(run.no)
+            rows = connection.execute(ended).all() if keys else []
+            turned = _who(tables.refusals)
+            counted = select(*turned, func.sum(tables.refusals.c.count)).where(tuple_(*turned).in_(keys))
+            refusals = connection.execute(counted.group_by(*turned)).all() if keys else []
+        by_answer: dict[tuple[Any, ...], list[Run]] = {key: [] for key in keys}
+        for row in rows:
+            by_answer[row.tenant, row.user, row.utterance].append(_made(Run, row))
+        refused = {tuple(row)[:3]: int(row[3]) for row in refusals}
+        items = tuple(_answer(runs, refused.get(key, 0)) for key, runs in by_answer.items() if runs)
+        return Page(items, str(found[limit - 1].first) if len(found) > limit else None)
+
+    def cost_by(
+        self,
+        dimension: Dimension,
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        feature: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[Cost]:
+        """What each feature, step, model, user, tenant or day has cost, the most expensive first; days in order.
+
+        A model is the one that served, where the provider said so. Days are those of the ledger's zone.
+        """
+        columns = _columns(dimension)
+        asked = _sums(*columns).where(
+            *_same(tables.runs, tenant=tenant, user=user, feature=feature), *_within(tables.runs, since, until)
+        )
+        with self._database.reading() as connection:
+            rows = connection.execute(asked.group_by(*columns)).all()
+        if dimension == "day":
+            return self._days(rows)
+        costs = [Cost(row[-5], row[0] if dimension == "user" else "", *_numbers(row)) for row in rows]
+        return sorted(costs, key=lambda cost: (-cost.cost, cost.tenant, cost.key))
+
+    def spent(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        feature: str | None = None,
+    ) -> Decimal | None:
+        """Dollars booked between two instants, corrections of spend itself included; None if it could not be read.
+
+        What is booked late counts when it is booked.
+        """
+        wanted = _same(tables.runs, tenant=tenant, user=user, feature=feature)
+        asked = select(func.sum(tables.runs.c.booked_nusd)).where(*wanted, *_within(tables.runs, since, until))
+        corrected = select(func.sum(tables.overrides.c.booked_nusd)).where(
+            tables.overrides.c.budget == "",
+            *_same(tables.overrides, tenant=tenant, user=user), *_within(tables.overrides, since, until),
+        )  # fmt: skip
+        try:
+            with self._database.reading() as connection:
+                booked = int(connection.execute(asked).scalar() or 0)
+                if feature is None:
+                    booked += int(connection.execute(corrected).scalar() or 0)
+        except LedgerUnavailable:
+            return None
+        return to_decimal(booked)
+
+    def projection(
+        self, now: datetime, *, tenant: str | None = None, user: str | None = None
+    ) -> Decimal | None:
+        """What will be spent at the end of this month at the pace until now: spent x month / elapsed, rounded up.
+
+        None in the first hour of a month, and if the spend could not be read.
+        """
+        now_ms = _ms(now)
+        begins, ends = _window("month", self._zone).bounds(now_ms)
+        if now_ms - begins < HOUR_MS:
+            return None
+        spent = self.spent(instant(begins), instant(now_ms), tenant=tenant, user=user)
+        if spent is None:
+            return None
+        nusd = int(spent.scaleb(9))
+        return to_decimal(-(-nusd * (ends - begins) // (now_ms - begins)))
+
+    def over_share(self, policy: Policy, now: datetime, share: Decimal = Decimal("0.8")) -> list[Share]:
+        """Who has spent a share of a limit of money or more in the window of now, the nearest to it first.
+
+        Of the policy's budgets those of meter ``usd`` with a calendar or rolling window; the ledger does not know
+        when a fixed window began.
+        """
+        names = [name for name, own in policy.tenants.items() if own.budgets]
+        found = self._shares(policy, policy.budgets_of(""), now, None, [stored_text(name) for name in names])
+        for name in names:
+            own = [budget for budget in policy.budgets_of(name) if budget.scope != "global"]
+            found += self._shares(policy, own, now, stored_text(name), [])
+        return sorted((s for s in found if s.share >= share), key=lambda s: (-s.share, s.budget, s.tenant, s.user))
+
+    def questions(
+        self,
+        now: datetime,
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        feature: str | None = None,
+        within: timedelta = _DAY,
+    ) -> int | None:
+        """How many utterances there were within the last 24 hours, without using one up; None if it is unread.
+
+        An utterance counts if a call in it ended, or if an event ``asked`` tells of its beginning.
+        """
+        since, until = now - within, now + timedelta(milliseconds=1)
+        asked = union(*(
+            select(*_who(table)).where(
+                *_same(table, tenant=tenant, user=user, feature=feature), *_within(table, since, until),
+                *((table.c.name == "asked", table.c.utterance != "") if table is tables.events else ()),
+            )
+            for table in (tables.runs, tables.events)
+        )).subquery()  # fmt: skip
+        try:
+            with self._database.reading() as connection:
+                return connection.execute(select(func.count()).select_from(asked)).scalar_one()
+        except LedgerUnavailable:
+            return None
+
+    def months(self, *, tenant: str | None = None) -> dict[str, Decimal]:
+        """Dollars booked by month of the ledger's zone, pruned rows included: ``{"2026-11": Decimal("12.5")}``."""
+        month, kept = _window("month", self._zone), tables.months.c
+        live = _quarters(tables.runs).where(*_same(tables.runs, tenant=tenant)).group_by(_quarter(tables.runs))
+        old = select(kept.month, func.sum(kept.booked_nusd)).where(*_same(tables.months, tenant=tenant))
+        corrected = _quarters(tables.overrides).where(
+            tables.overrides.c.budget == "", tables.overrides.c.kind == "adjust",
+            *_same(tables.overrides, tenant=tenant),
+        ).group_by(_quarter(tables.overrides))  # fmt: skip
+        with self._database.reading() as connection:
+            pairs = [tuple(row) for row in connection.execute(old.group_by(kept.month))]
+            for asked in (live, corrected):
+                pairs += [(month.label(row[0] * _QUARTER_MS), row[1]) for row in connection.execute(asked)]
+        totals: dict[str, int] = {}
+        for name, booked in sorted(pairs):
+            totals[name] = totals.get(name, 0) + int(booked)
+        return {name: to_decimal(nusd) for name, nusd in totals.items()}
+
+    def _shares(
+        self, policy: Policy, budgets: Iterable[Budget], now: datetime, tenant: str | None, without: Sequence[str]
+    ) -> list[Share]:
+        found = []
+        for budget in budgets:
+            begins = _begins(budget, policy.timezone, _ms(now))
+            if begins is None or budget.meter != "usd":
+                continue
+            left_out = without if budget.scope != "global" else ()
+            for who, nusd in self._accounts(budget, begins, now, tenant, left_out).items():
+                spent = to_decimal(nusd)
+                limit = to_decimal(budget.limit_units)
+                found.append(Share(budget.name, *who, limit, spent, spent / limit))
+        return found
+
+    def _accounts(
+        self, budget: Budget, begins_ms: int, now: datetime, tenant: str | None, without: Sequence[str]
+    ) -> dict[tuple[str, str], int]:
+        run, corrected = tables.runs.c, tables.overrides.c
+        who = [run.tenant, run.user, run.feature, run.model]
+        asked = select(*who, func.sum(run.booked_nusd)).where(run.tenant.not_in(without)).group_by(*who)
+        asked = asked.where(*_same(tables.runs, tenant=tenant), run.at_ms >= begins_ms, run.at_ms <= _ms(now))
+        corrections = select(corrected.tenant, corrected.user, corrected.booked_nusd).where(
+            corrected.kind == "adjust", corrected.budget.in_(["", budget.name]), corrected.tenant.not_in(without),
+            *_same(tables.overrides, tenant=tenant), corrected.at_ms >= begins_ms, corrected.at_ms <= _ms(now),
+        )  # fmt: skip
+        accounts: dict[tuple[str, str], int] = {}
+        with self._database.reading() as connection:
+            rows = [tuple(r) for r in connection.execute(asked) if budget.covers(r.feature or None, r.model)]
+            rows += [tuple(r) for r in connection.execute(corrections) if r.user or budget.scope != "user"]
+        for row in rows:
+            key = ("" if budget.scope == "global" else row[0], row[1] if budget.scope == "user" else "")
+            accounts[key] = accounts.get(key, 0) + int(row[-1])
+        return accounts
+
+    def _days(self, rows: Iterable[Any]) -> list[Cost]:
+        day = _window("day", self._zone)
+        totals: dict[str, list[int]] = {}
+        for quarter, *numbers in rows:
+            sums = totals.setdefault(day.label(quarter * _QUARTER_MS), [0, 0, 0, 0])
+            for at, number in enumerate(numbers):
+                sums[at] += int(number)
+        return [Cost(name, "", to_decimal(sums[0]), *sums[1:]) for name, sums in sorted(totals.items())]
+
+    def _page(
+        self, table: Table, made: type[T], wanted: Sequence[ColumnElement[bool]], after: str | None, limit: int
+    ) -> Page[T]:
+        asked = select(table).where(*wanted).order_by(table.c.no.desc()).limit(limit + 1)
+        if after is not None:
+            asked = asked.where(table.c.no < _cursor(after))
+        with self._database.reading() as connection:
+            rows = connection.execute(asked).all()
+        more = str(rows[limit - 1].no) if len(rows) > limit else None
+        return Page(tuple(_made(made, row) for row in rows[:limit]), more)
+
+
+def _made(made: type[T], row: Any) -> T:
+    found = row._mapping
+    return made(**{field.name: found[field.name] for field in fields(made)})  # type: ignore[arg-type]  # all are dataclasses
+
+
+def _answer(runs: Sequence[Run], refusals: int) -> AnswerCost:
+    one, at = runs[0], [run.at_ms for run in runs]
+    feature = next((run.feature for run in runs if run.feature), "")
+    cost, calls = to_decimal(sum(run.booked_nusd for run in runs)), len({run.id for run in runs})
+    return AnswerCost(
+        one.tenant, one.user, one.utterance, feature, instant(min(at)), instant(max(at)), cost, calls, refusals,
+        tuple(runs),
+    )  # fmt: skip
+
+
+def _same(table: Table, **names: str | None) -> list[ColumnElement[bool]]:
+    return [table.c[name] == stored_text(value) for name, value in names.items() if value is not None]
+
+
+def _within(table: Table, since: datetime | None, until: datetime | None) -> list[ColumnElement[bool]]:
+    spans = [] if since is None else [table.c.at_ms >= _ms(since)]
+    return spans if until is None else [*spans, table.c.at_ms < _ms(until)]
+
+
+def _who(table: Table) -> tuple[ColumnElement[Any], ...]:
+    return table.c.tenant, table.c.user, table.c.utterance
+
+
+def _quarter(table: Table) -> ColumnElement[Any]:
+    """Quarters of an hour since the epoch: all zones of today turn their days at the edge of one."""
+    return table.c.at_ms // literal_column(str(_QUARTER_MS), BigInteger)
+
+
+def _quarters(table: Table) -> Select[Any]:
+    return select(*(_quarter(table), func.sum(table.c.booked_nusd)))
+
+
+def _columns(dimension: Dimension) -> tuple[ColumnElement[Any], ...]:
+    run = tables.runs.c
+    if dimension == "day":
+        return (_quarter(tables.runs),)
+    if dimension == "model":
+        return (case((run.served != "", run.served), else_=run.model),)
+    if dimension not in ("tenant", "user", "feature", "step"):
+        raise ConfigurationError(f"cost_by knows no {dimension!r}; it takes tenant, user, feature, step, model or day")
+    return (run.tenant, run.user) if dimension == "user" else (run[dimension],)
+
+
+def _sums(*columns: ColumnElement[Any]) -> Select[Any]:
+    run = tables.runs.c
+    sums = (run.booked_nusd, run.input_tokens, run.output_tokens)
+    again = (run.status == "late") | ((run.kind == "released") & (run.booked_nusd != 0))
+    booked, *tokens = (func.sum(column) for column in sums)
+    return select(*columns, booked, func.sum(case((again, 0), else_=1)), *tokens)
+
+
+def _numbers(row: Any) -> tuple[Decimal, int, int, int]:
+    return to_decimal(int(row[-4])), int(row[-3]), int(row[-2]), int(row[-1])
+
+
+def _begins(budget: Budget, zone: str, now_ms: int) -> int | None:
+    window = Window.parse(budget.window, zone)
+    if window is None or window.kind == "fixed":
+        return None
+    return now_ms - window.length_ms + 1 if window.kind == "rolling" else window.bounds(now_ms)[0]
+
+
+def _window(spec: str, zone: str) -> Window:
+    window = Window.parse(spec, zone)
+    assert window is not None  # noqa: S101 - only no window at all is None
+    return window
+
+
+def _ms(at: datetime) -> int:
+    if at.tzinfo is None:
+        raise ConfigurationError("an instant is a datetime with a time zone")
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+def _cursor(after: str) -> int:
+    try:
+        return int(after)
+    except ValueError:
+        raise ConfigurationError("after= takes what the page before gave") from None
