@@ -34,3 +34,10 @@ __all__ = [
     "Usage",
     "Utterance",
 ]
+
+
+def load_ipython_extension(shell: object) -> None:
+    """For Jupyter's ``%load_ext llm_budget_hooks``, see `llm_budget_hooks.notebook`."""
+    from llm_budget_hooks.notebook import load
+
+    load(shell)  # type: ignore[arg-type]  # a shell, whose type is in a package that is optional

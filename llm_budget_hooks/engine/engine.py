@@ -315,6 +315,11 @@ class BudgetEngine(Operations):
     def __repr__(self) -> str:
         return f"BudgetEngine({type(self._store).__name__}, namespace={self.policy.namespace!r})"
 
+    def _repr_html_(self) -> str:
+        from llm_budget_hooks import html
+
+        return html.balances(self.status(), repr(self))
+
     def run(self, steps: Steps[T]) -> T:
         """Carry out an operation of this engine's parts, blocking."""
         try:

@@ -144,6 +144,12 @@ class Utterance:
         """
         self.engine.run(self._finish(error))
 
+    def _repr_html_(self) -> str:
+        from llm_budget_hooks import html
+
+        names = ("tenant", "feature", "calls", "spent", "reserved", "served")
+        return html.facts(f"Utterance {self.id}", [(name, getattr(self, name)) for name in names])
+
     def __enter__(self) -> Self:
         self._begin()
         return self

@@ -104,6 +104,11 @@ class BudgetStatus:
     available: Decimal | int | None
     resets_at: datetime | None
 
+    def _repr_html_(self) -> str:
+        from llm_budget_hooks import html
+
+        return html.balances([self])
+
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
