@@ -9,9 +9,12 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 from runs_under_test import ANSWER, OPEN, WHO, Engines, Models, budget, config, cost
 
+from llm_budget_hooks import BudgetExceeded
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
 from llm_budget_hooks.testing import FakeProvider, Reply
 
@@ -173,3 +176,66 @@ def test_b105_a_ceiling_on_the_attempts_of_one_answer_ends_retries(
         chain.invoke("hi", config(BudgetCallbackHandler(engine)))
     assert provider.count == 4
     assert budget(engine, "spend").spent == 0
+
+
+@pytest.mark.parametrize("way", ["model", "amodel", "stream", "astream"])
+def test_an_explicit_scope_says_whether_its_answer_was_served(
+    way: str, engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines({**ANSWER, "limit": "$0.001"}, step_budget="$0.0001")
+    model, run = models(max_tokens=None, stream_usage=True), {"callbacks": [BudgetCallbackHandler(engine)]}
+
+    async def collect() -> list[Any]:
+        return [chunk async for chunk in model.astream("hi", run)]
+
+    ways = {
+        "model": lambda: model.invoke("hi", run),
+        "amodel": lambda: asyncio.run(model.ainvoke("hi", run)),
+        "stream": lambda: list(model.stream("hi", run)),
+        "astream": lambda: asyncio.run(collect()),
+    }
+    with engine.utterance(**WHO) as fine:
+        ways[way]()
+    assert fine.served
+    provider.output_tokens = 5000
+    with pytest.raises(BudgetExceeded) as refused, engine.utterance(**WHO) as dear:
+        dear.output = ways[way]()
+    assert not dear.served
+    assert dear.spent == cost(100, 5000)
+    assert refused.value.code == "answer_actual"
+    assert refused.value.output is dear.output is not None
+
+
+def test_a_resumed_graph_goes_on_under_the_ceiling_of_the_same_answer(
+    engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine, model = engines({**ANSWER, "limit": "$0.0001"}), models()
+
+    def node(state: Any) -> Any:
+        answer = model.invoke(state["messages"])
+        interrupt("sure?")
+        return {"messages": [answer]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+
+    def ask(inputs: Any, thread: str, **named: str) -> None:
+        run = config(BudgetCallbackHandler(engine), **named) | {"configurable": {"thread_id": thread}}
+        compiled.invoke(inputs, run)
+
+    def three(**named: str) -> None:
+        """A question, its resumption and a second question, worth three calls."""
+        ask({"messages": ["hi"]}, f"a{named}", **named)
+        ask(Command(resume="no"), f"a{named}", **named)
+        ask({"messages": ["hi"]}, f"b{named}", **named)
+
+    three(utterance="q-1")
+    with pytest.raises(BudgetRefused) as refused:
+        ask({"messages": ["hi"]}, "c", utterance="q-1")
+    assert refused.value.code == "answer_estimate"
+    assert provider.count == 3
+    three()
+    ask({"messages": ["hi"]}, "d")
+    assert provider.count == 7

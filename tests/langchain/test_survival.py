@@ -259,3 +259,76 @@ def test_an_unknown_price_is_refused_as_what_it_is(engines: Engines, models: Mod
         models(model="no-such-model").invoke("hi", config(BudgetCallbackHandler(engines())))
     assert isinstance(refused.value, BudgetRefused)
     assert provider.count == 0
+
+
+def _refusing(engine: Any, monkeypatch: pytest.MonkeyPatch, **facts: Any) -> list[str]:
+    """Refuse the first reserve with a refusal of this kind; the models that were asked for."""
+    asked: list[str] = []
+    reserve = engine.reserve
+
+    def refuse(call: Any) -> Any:
+        asked.append(call.model)
+        if len(asked) == 1:
+            raise BudgetExceeded("no", **facts)
+        return reserve(call)
+
+    monkeypatch.setattr(engine, "reserve", refuse)
+    return asked
+
+
+STICKS = {
+    "killed": {"code": "killed", "scope": "tenant"},
+    "killed_for_all": {"code": "killed", "scope": "global"},
+    "answer_estimate": {"code": "answer_estimate", "scope": "answer"},
+    "answer_actual": {"code": "answer_actual", "scope": "answer", "stage": "end"},
+    "calls_of_an_answer": {"code": "calls", "scope": "answer"},
+    "spend": {"code": "spend", "scope": "user"},
+    "tokens": {"code": "tokens", "scope": "user"},
+}
+PASSES = {
+    "busy": {"code": "spend", "scope": "user", "busy": True},
+    "tenant": {"code": "spend", "scope": "tenant"},
+    "global": {"code": "spend", "scope": "global"},
+    "store": {"code": "store_unavailable", "scope": None},
+}
+
+
+@pytest.mark.parametrize("kind", [*STICKS, *PASSES])
+def test_what_sticks_to_a_root_and_what_does_not(
+    kind: str, engines: Engines, models: Models, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines()
+    asked = _refusing(engine, monkeypatch, **{**STICKS, **PASSES}[kind])
+    chain = models(model="gpt-4o").with_fallbacks([models(model="gpt-4.1")])
+    if kind in STICKS:
+        with pytest.raises(BudgetRefused) as refused:
+            chain.invoke("hi", config(BudgetCallbackHandler(engine)))
+        assert refused.value.code == STICKS[kind]["code"]
+    else:
+        chain.invoke("hi", config(BudgetCallbackHandler(engine)))
+    assert asked == (["gpt-4o"] if kind in STICKS else ["gpt-4o", "gpt-4.1"])
+    assert provider.count == len(asked) - 1
+
+
+@pytest.mark.parametrize("kind", STICKS)
+def test_a_cheap_model_may_always_ask(
+    kind: str, engines: Engines, models: Models, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines()
+    asked = _refusing(engine, monkeypatch, **STICKS[kind])
+    chain = models(model="gpt-4o").with_fallbacks([models(model="gpt-4.1"), models(model="gpt-4.1-nano")])
+    chain.invoke("hi", config(BudgetCallbackHandler(engine)))
+    assert asked == ["gpt-4o", "gpt-4.1-nano"]
+    assert provider.count == 1
+
+
+def test_a_refusal_that_sticks_ends_with_its_root(
+    engines: Engines, models: Models, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines()
+    _refusing(engine, monkeypatch, code="killed", scope="tenant")
+    handler = BudgetCallbackHandler(engine)
+    with pytest.raises(BudgetRefused):
+        models(model="gpt-4o").invoke("hi", config(handler))
+    models(model="gpt-4o").invoke("hi", config(handler))
+    assert provider.count == 1
