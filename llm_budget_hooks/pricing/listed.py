@@ -44,6 +44,15 @@ _SECOND_CACHED: Final = "input_cost_per_token_cache_hit"
 _CACHED_SHARES: Final[Mapping[str, Decimal]] = {"fireworks_ai": Decimal("0.5")}
 """Providers whose terms price all cached input as a share of input, where the list has no rate."""
 
+_SEARCHES: Final[Mapping[str, Decimal]] = {
+    "anthropic": Decimal("0.01"),
+    "azure": Decimal("0.01"),
+    "gemini": Decimal("0.035"),
+    "openai": Decimal("0.01"),
+}
+"""Dollars for a web search where the list has none for the model: the providers' pages have one price for all of
+theirs (Anthropic and OpenAI $10, Gemini up to version 2.5 $35 a thousand)."""
+
 _INCLUSIVE: Final = ("xai",)
 """Providers whose long-context rates hold from the threshold on, not above it."""
 
@@ -162,7 +171,9 @@ def _per_image(entry: Entry) -> int:
 
 def _per_search(entry: Entry) -> int:
     sizes = entry.get("search_context_cost_per_query")
-    return rate_of(_dollars(sizes.get("search_context_size_medium")) or 0) if isinstance(sizes, dict) else 0
+    listed = _dollars(sizes.get("search_context_size_medium")) if isinstance(sizes, Mapping) else None
+    searching = entry.get("mode") in _TEXT_MODES
+    return rate_of(listed or (_SEARCHES.get(str(entry.get("litellm_provider")), 0) if searching else 0))
 
 
 def _tokens(entry: Entry, key: str) -> int | None:

@@ -104,9 +104,9 @@ def served_model(answer: Any) -> str | None:
     """The model that an answer says has served."""
     for value in (
         first(answer, "model", "modelVersion", "model_version"),
-        field(answer, "response_metadata", "model_name"),
-        field(answer, "message", "model"),
-        field(answer, "response", "model"),
+        field(field(answer, "response_metadata"), "model_name"),
+        field(field(answer, "message"), "model"),
+        field(field(answer, "response"), "model"),
     ):
         if isinstance(value, str) and value.strip():
             return value

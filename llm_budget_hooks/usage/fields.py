@@ -12,20 +12,27 @@ from llm_budget_hooks.models.calls import MAX_TOKENS, Usage
 _DIGITS: Final = 40
 
 
-def field(value: Any, *path: str) -> Any:
-    """A field of an object or a mapping, or of what stands in its fields; None if it is not there."""
-    for name in path:
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        elif value is None:
-            return None
-        else:
-            value = getattr(value, name, None)
-    return value
+def field(value: Any, name: str) -> Any:
+    """A field of an object or a mapping; None if it is not there."""
+    if type(value) is dict:
+        return value.get(name)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return value.get(name)
+    return getattr(value, name, None)
 
 
 def first(value: Any, *names: str) -> Any:
     """The first of some fields that is there and not None."""
+    if value is None:
+        return None
+    if type(value) is dict:
+        for name in names:
+            found = value.get(name)
+            if found is not None:
+                return found
+        return None
     for name in names:
         found = field(value, name)
         if found is not None:
@@ -54,7 +61,14 @@ class Counts:
 
     def of(self, place: Any, *names: str) -> int:
         """The first of some counts that is there; 0 without one."""
-        return self.whole(first(place, *names))
+        if not place:
+            return 0
+        found = place.get(names[0]) if type(place) is dict else None
+        if found is None:
+            found = first(place, *names)
+        if found is None or (type(found) is int and 0 <= found <= MAX_TOKENS):
+            return found or 0
+        return self._forced(found)
 
     def needed(self, place: Any, *names: str, may_lack: bool = False) -> int:
         """Same as `of`, for a count that a usage of this shape has: None in its place is not 0."""

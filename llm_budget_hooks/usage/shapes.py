@@ -134,7 +134,7 @@ def bedrock(said: Said) -> Usage | None:
     )
     return made(
         counts,
-        field(answer, "serviceTier", "type"),
+        field(field(answer, "serviceTier"), "type"),
         input_tokens=counts.needed(usage, "inputTokens", "inputTokenCount", "inputTextTokenCount") + read + written,
         cached_input_tokens=read,
         cache_write_tokens=max(written - hour, 0),
@@ -152,18 +152,22 @@ def langchain(said: Said) -> Usage | None:
     """
     usage, answer, counts = said.usage, said.answer, said.counts
     given, spent = field(usage, "input_token_details") or {}, field(usage, "output_token_details") or {}
+    if not given and not spent and not answer:
+        whole = {"input_tokens": counts.of(usage, "input_tokens"), "output_tokens": counts.of(usage, "output_tokens")}
+        return made(counts, **whole)
+    named = _named_tier(given, spent)
     hour = counts.of(given, "ephemeral_1h_input_tokens")
-    written = max(_tiered(given, "cache_creation", counts) - hour, counts.of(given, "ephemeral_5m_input_tokens"))
+    written = max(_tiered(given, "cache_creation", named, counts) - hour, counts.of(given, "ephemeral_5m_input_tokens"))
     reported = field(answer, "usage")
     return made(
         counts,
-        _named_tier(given, spent) or tier_of(field(answer, "service_tier"), field(reported, "service_tier")),
+        named or tier_of(field(answer, "service_tier"), field(reported, "service_tier")),
         input_tokens=counts.of(usage, "input_tokens"),
-        cached_input_tokens=_tiered(given, "cache_read", counts),
+        cached_input_tokens=_tiered(given, "cache_read", named, counts),
         cache_write_tokens=written,
         cache_write_1h_tokens=hour,
         output_tokens=counts.of(usage, "output_tokens"),
-        reasoning_tokens=_tiered(spent, "reasoning", counts),
+        reasoning_tokens=_tiered(spent, "reasoning", named, counts),
         input_audio_tokens=counts.of(given, "audio"),
         output_audio_tokens=counts.of(spent, "audio"),
         input_image_tokens=counts.of(given, "image"),
@@ -247,19 +251,23 @@ def _searches(usage: Any, given: Any, answer: Any, counts: Counts) -> int:
 
 def _shown_searches(answer: Any) -> int:
     """The search calls of a Responses answer, or one for a chat that cites the web."""
+    if not answer:
+        return 0
     calls = [item for item in items(field(answer, "output")) if field(item, "type") == "web_search_call"]
     if calls:
-        return sum(field(call, "action", "type") in (None, "search") for call in calls)
+        return sum(field(field(call, "action"), "type") in (None, "search") for call in calls)
     marks = [
         mark
         for choice in items(field(answer, "choices"))
-        for mark in items(field(choice, "message", "annotations"))
+        for mark in items(field(field(choice, "message"), "annotations"))
     ]
     return int(any(field(mark, "type") == "url_citation" for mark in marks))
 
 
 def _groundings(answer: Any) -> int:
     """Google searches: Gemini 3 and later bill each query, earlier ones each grounded answer ("Grounding")."""
+    if not answer:
+        return 0
     found = [
         len(items(first(place, "webSearchQueries", "web_search_queries")))
         for candidate in (*items(field(answer, "candidates")), answer)
@@ -275,13 +283,17 @@ def _modality(details: Any, name: str, counts: Counts) -> int:
     return sum(counts.of(part, "tokenCount", "token_count") for part in found)
 
 
-def _tiered(details: Any, name: str, counts: Counts) -> int:
-    return sum(counts.of(details, key) for key in (name, *(f"{tier}_{name}" for tier in _TIERS)))
+def _tiered(details: Any, name: str, tier: str | None, counts: Counts) -> int:
+    return counts.of(details, name) + (counts.of(details, f"{tier}_{name}") if tier else 0)
 
 
 def _named_tier(*details: Any) -> str | None:
-    keys = [key for detail in details if isinstance(detail, Mapping) for key in detail if isinstance(key, str)]
-    return next((tier for tier in _TIERS if any(key == tier or key.startswith(f"{tier}_") for key in keys)), None)
+    """The service tier that the names of the details begin with."""
+    for tier in _TIERS:
+        for detail in details:
+            if isinstance(detail, Mapping) and any(isinstance(key, str) and key.startswith(tier) for key in detail):
+                return tier
+    return None
 
 
 def _text(value: Any) -> str | None:

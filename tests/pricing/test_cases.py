@@ -314,3 +314,10 @@ def test_b097_a_price_per_token_is_refused() -> None:
         PriceBook({"x": {"input": "1000.01", "output": "15"}})
     with pytest.raises(ConfigurationError, match=r'prices\."x"\.flex\.output'):
         PriceBook({"x": {"input": 3, "output": 15, "flex": {"output": 3_000_000}}})
+
+
+@pytest.mark.parametrize("model", ["claude-haiku-4-5", "claude-opus-4-6", "gpt-4o"])
+def test_b083_a_search_is_never_free_because_the_list_leaves_it_out(model: str) -> None:
+    at = PriceBook().price(model)
+    asked = at.cost_nusd(Usage(input_tokens=10, searches=2)) - at.cost_nusd(Usage(input_tokens=10))
+    assert asked >= 2 * parse_nusd("0.01")
