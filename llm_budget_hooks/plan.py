@@ -324,7 +324,7 @@ def _line(budget: Budget, zone: str) -> _Line:
         kind = Kind.GAUGE
     print8 = digest("b", budget.name, budget.scope, budget.meter, window.key if window else "")[:8]
     meter, scope = _METERS[budget.meter], _SCOPES[budget.scope]
-    return _Line(budget, window, meter, int(kind), scope, budget.limit_units, f"{print8}.")
+    return _Line(budget, window, meter, int(kind), scope, budget.limit_units, f".{print8}")
 
 
 def _summary(lines: Iterable[_Line]) -> _Compiled:
@@ -342,7 +342,7 @@ def _summary(lines: Iterable[_Line]) -> _Compiled:
 def _keys(compiled: _Compiled, hashes: tuple[str, str], utterance: str) -> tuple[str, ...]:
     ids = ("", hashes[0], hashes[1], utterance)
     return tuple(
-        [f"{prefix}{ids[scope]}{suffix}" if scope < 3 or utterance else "" for prefix, scope, suffix in compiled.parts]
+        [f"{ids[scope]}{prefix}{suffix}" if scope < 3 or utterance else "" for prefix, scope, suffix in compiled.parts]
     )
 
 

@@ -9,14 +9,17 @@ import heapq
 import os
 import threading
 import time
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, NoReturn
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.transitions import MAX_AMOUNT, Answer, Command, Hold, State, apply
-from llm_budget_hooks.transitions.rolling import Entry
+from llm_budget_hooks.transitions.rolling import NEVER, Entry
+
+_OPEN = int(State.OPEN)
 
 _PURGE = 4
 _forks = 0
@@ -83,7 +86,14 @@ class MemoryCells:
         self._ended: deque[tuple[int, str]] = deque()
         self._scopes: dict[str, _Deadlines] = {"": _Deadlines()}
         self._orphans: dict[str, int] = {}
+        self._entries: dict[str, list[tuple[int, int, int]]] = {}
+        self._revision = 0
+        self._settings: dict[str, str] = {}
+        self._outbox: deque[tuple[str, tuple[str, str, str, int, str, str]]] = deque()
+        self._posted = self._dropped = 0
+        self._lease = ("", 0)
         self.get = self._cells.get
+        self.hold: Callable[[str], Hold | None] = self._holds.get
 
     def load(self, keys: Sequence[str]) -> list[Any]:
         """See `Cells.load`."""
@@ -96,22 +106,38 @@ class MemoryCells:
         self._cells[key] = cell
         self._until[key] = until_ms
 
-    def append(self, key: str, entry: Entry, until_ms: int) -> None:
-        """See `Cells.append`."""
-        entries = self.get(key)
-        if entries is None:
-            self.save(key, [entry], until_ms)
-        else:
-            entries.append(entry)
+    def change(self, key: str, cell: Any) -> None:
+        """Nothing to do: cells are changed in place."""
 
-    def hold(self, id: str) -> Hold | None:
-        """See `Cells.hold`."""
-        return self._holds.get(id)
+    def append(self, key: str, entry: tuple[int, int, int], until_ms: int) -> None:  # noqa: ARG002 - as the account
+        """See `Cells.append`."""
+        entries = self._entries.get(key)
+        if entries is None:
+            self._entries[key] = [entry]
+        elif entry >= entries[-1]:
+            entries.append(entry)
+        else:
+            insort(entries, entry)
+
+    def drop(self, key: str, at_ms: int) -> tuple[int, int, int]:
+        """See `Cells.drop`."""
+        entries = self._entries.get(key, [])
+        count = bisect_right(entries, (at_ms, NEVER))
+        total = sum([entry[2] for entry in entries[:count]])
+        del entries[:count]
+        if entries:
+            return total, count, entries[0][0]
+        self._entries.pop(key, None)
+        return total, count, NEVER
+
+    def entries(self, key: str) -> Iterable[Entry]:
+        """See `Cells.entries`."""
+        return ((at_ms, amount) for at_ms, _, amount in self._entries.get(key, ()))
 
     def save_hold(self, id: str, hold: Hold) -> None:
         """See `Cells.save_hold`."""
         self._holds[id] = hold
-        if hold.state != State.OPEN:
+        if hold.state != _OPEN:
             self._ended.append((hold.until_ms, id))
 
     def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
@@ -157,6 +183,49 @@ class MemoryCells:
         self._orphans = {id: until for id, until in self._orphans.items() if until > now_ms}
         return [*self._orphans][:limit]
 
+    def revision(self) -> int:
+        """See `Cells.revision`."""
+        return self._revision
+
+    def settings(self) -> dict[str, str]:
+        """See `Cells.settings`."""
+        return dict(self._settings)
+
+    def change_settings(self, revision: int, changes: Sequence[tuple[str, str | None]]) -> None:
+        """See `Cells.change_settings`."""
+        self._revision = revision
+        for name, text in changes:
+            if text is None:
+                self._settings.pop(name, None)
+            else:
+                self._settings[name] = text
+
+    def post(self, entry: tuple[str, str, str, int, str, str], most: int) -> None:
+        """See `Cells.post`."""
+        if len(self._outbox) >= most:
+            self._dropped += 1
+            return
+        self._posted += 1
+        self._outbox.append((str(self._posted), entry))
+
+    def posted(self, after: str, limit: int) -> list[tuple[str, tuple[str, str, str, int, str, str]]]:
+        """See `Cells.posted`."""
+        while after and self._outbox and int(self._outbox[0][0]) <= int(after):
+            self._outbox.popleft()
+        return list(islice(self._outbox, limit))
+
+    def dropped(self) -> int:
+        """See `Cells.dropped`."""
+        return self._dropped
+
+    def lease(self) -> tuple[str, int]:
+        """See `Cells.lease`."""
+        return self._lease
+
+    def save_lease(self, owner: str, until_ms: int) -> None:
+        """See `Cells.save_lease`."""
+        self._lease = (owner, until_ms)
+
     def purge(self, now_ms: int) -> None:
         """Forget a few records that nothing can ask for any more."""
         for _ in range(_PURGE):
@@ -167,6 +236,7 @@ class MemoryCells:
                 heapq.heappush(self._old, (self._until[key], key))
             else:
                 del self._cells[key], self._until[key]
+                self._entries.pop(key, None)
         for _ in range(_PURGE):
             if not self._ended or self._ended[0][0] > now_ms:
                 break

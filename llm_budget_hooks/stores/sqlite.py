@@ -113,6 +113,7 @@ class SqliteStore:
         connection.execute("BEGIN IMMEDIATE")
         try:
             now = self.now_ms() if command.now_ms is None else command.now_ms
+            cells.begin(getattr(command, "id", None) or "")
             answer = apply(cells, command, now)
             self._count += 1
             if self._count % _PURGE_EVERY == 0:

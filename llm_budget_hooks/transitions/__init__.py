@@ -2,10 +2,8 @@
 
 from llm_budget_hooks.transitions.commands import (
     MAX_AMOUNT,
-    Answer,
     Balance,
     Balances,
-    Command,
     Ended,
     Ending,
     Failure,
@@ -26,7 +24,19 @@ from llm_budget_hooks.transitions.commands import (
     Terms,
     Verdict,
 )
-from llm_budget_hooks.transitions.machine import apply
+from llm_budget_hooks.transitions.machine import Answer, Command, apply
+from llm_budget_hooks.transitions.records import (
+    History,
+    Once,
+    OnceAnswer,
+    Post,
+    Sampled,
+    Samples,
+    Settings,
+    SettingsNow,
+    Take,
+    Taken,
+)
 
 __all__ = [
     "MAX_AMOUNT",
@@ -39,18 +49,28 @@ __all__ = [
     "Failure",
     "Finish",
     "Finished",
+    "History",
     "Hold",
     "Kind",
     "Meter",
     "Mode",
+    "Once",
+    "OnceAnswer",
     "OrphanList",
     "Orphans",
+    "Post",
     "Read",
     "Reserve",
     "Reserved",
     "Rule",
+    "Sampled",
+    "Samples",
+    "Settings",
+    "SettingsNow",
     "Shape",
     "State",
+    "Take",
+    "Taken",
     "Terms",
     "Verdict",
     "apply",

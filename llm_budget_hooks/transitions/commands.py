@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 MAX_AMOUNT: Final = 2**53
 """Sums stop here; every limit is below, so a sum that reaches it denies."""
@@ -74,6 +74,8 @@ class Mode(IntEnum):
     """Books the amounts at once as final."""
     FORCE = 3
     """Books the amounts at once, even above a limit."""
+    ENTER = 4
+    """Counts an utterance before any call of it; there is no hold."""
 
 
 class Ending(IntEnum):
@@ -96,6 +98,7 @@ class Rule:
         ends_ms: the end of a calendar window, else 0.
         length_ms: the length of the window, nominal for a calendar one, else 0.
         kept: what it counts is spent at reserve and never given back.
+        until_ms: until when the account of a calendar window is kept, else 0.
     """
 
     budget: str
@@ -106,9 +109,11 @@ class Rule:
     ends_ms: int
     length_ms: int
     kept: bool = field(init=False, compare=False)
+    until_ms: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept", self.meter in (Meter.CALLS, Meter.UTTERANCES))
+        object.__setattr__(self, "until_ms", self.ends_ms + self.length_ms if self.kind == Kind.CALENDAR else 0)
 
 
 class Shape:
@@ -123,7 +128,7 @@ class Shape:
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.rules = rules
-        self.encoded: bytes | None = None
+        self.encoded: Any = None
 
     def __reduce__(self) -> tuple[type[Shape], tuple[tuple[Rule, ...]]]:
         return Shape, (self.rules,)
@@ -131,13 +136,21 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The intervals of a policy that a store needs, in milliseconds, and the calls of one utterance."""
+    """The intervals of a policy that a store needs, in milliseconds, and a few numbers.
+
+    Attributes:
+        timeout_ms, remember_ms, utterance_timeout_ms: the policy's intervals.
+        utterance_max_calls: the calls of one utterance.
+        exact_entries: how many live entries of a rolling window are kept singly.
+        outbox_max: how many rows wait for the ledger at most; 0: there is no ledger, and none are written.
+    """
 
     timeout_ms: int = 600_000
     remember_ms: int = 3_600_000
     utterance_timeout_ms: int = 600_000
     utterance_max_calls: int = 200
     exact_entries: int = EXACT_ENTRIES
+    outbox_max: int = 0
 
 
 @dataclass(slots=True)
@@ -153,8 +166,10 @@ class Reserve:
         terms: the policy's intervals.
         from_ms, until_ms: the time for which the keys are right; outside it the answer is ``CLOCK``.
         mode: what to do if all agree.
-        note: a short text that `Orphans` gives back.
+        note: a short text that `Orphans` gives back, and that goes into the outbox when the hold ends.
         now_ms: the time, where the caller's clock rules; else None.
+        revision: the number of the settings that it was planned with; the answer is ``STALE`` if it is another now.
+        actual: for a charge, what goes into the outbox beside the note.
     """
 
     id: str
@@ -170,6 +185,8 @@ class Reserve:
     mode: int = 0
     note: str = ""
     now_ms: int | None = None
+    revision: int = 0
+    actual: str = ""
 
 
 class Verdict(IntEnum):
@@ -185,6 +202,8 @@ class Verdict(IntEnum):
     """The same attempt has ended."""
     CLOCK = 5
     """The store's time is outside the time planned for: plan again with `now_ms`."""
+    STALE = 6
+    """The store's settings are others: ask for them and plan again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +239,7 @@ class Reserved:
         starts: the start of each account's window where the account keeps it, else 0.
         failures: the rules that said no, in order.
         state: how the hold ended, for ``ENDED``.
+        spent: for a charge, what is spent in each account now.
     """
 
     verdict: int
@@ -230,6 +250,7 @@ class Reserved:
     starts: tuple[int, ...] = ()
     failures: tuple[Failure, ...] = ()
     state: int = 0
+    spent: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -245,6 +266,8 @@ class Finish:
         hold: what the owner carries, for a store that no longer knows the hold.
         bury: a release of an unknown id leaves a mark, so that a reserve which arrives later is refused.
         now_ms: the time, where the caller's clock rules; else None.
+        samples: histories that a final settle adds to, and the value for each.
+        actual: what goes into the outbox beside the hold's note.
     """
 
     id: str
@@ -256,6 +279,8 @@ class Finish:
     hold: Hold | None = None
     bury: bool = False
     now_ms: int | None = None
+    samples: tuple[tuple[str, int], ...] = ()
+    actual: str = ""
 
 
 class Ended(IntEnum):
@@ -280,6 +305,7 @@ class Finished:
         deadline_ms: the new deadline of an extended hold.
         differs: a second final settle named another amount.
         state: the hold's state now.
+        spent: what is spent in each account now, 0 where nothing was changed.
     """
 
     ended: int
@@ -287,6 +313,7 @@ class Finished:
     deadline_ms: int = 0
     differs: bool = False
     state: int = 0
+    spent: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -375,7 +402,3 @@ class OrphanList:
 
     now_ms: int
     holds: tuple[tuple[str, Hold], ...] = ()
-
-
-Command = Reserve | Finish | Read | Orphans
-Answer = Reserved | Finished | Balances | OrphanList

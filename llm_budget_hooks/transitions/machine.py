@@ -7,16 +7,14 @@ Redis store is held equal to. Each function reads, then checks, then writes; a r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from llm_budget_hooks.transitions import rolling
+from llm_budget_hooks.transitions import reading, records, rolling
+from llm_budget_hooks.transitions.accounts import current, replace, roll, take
+from llm_budget_hooks.transitions.cells import Cells
 from llm_budget_hooks.transitions.commands import (
-    MAX_AMOUNT,
     SWEEP_LIMIT,
-    Answer,
-    Balance,
     Balances,
-    Command,
     Ended,
     Ending,
     Failure,
@@ -38,54 +36,26 @@ from llm_budget_hooks.transitions.commands import (
     Verdict,
 )
 
+Command = (
+    Reserve | Finish | Read | Orphans | records.Settings | records.Samples | records.Once | records.Post | records.Take
+)
+Answer = (
+    Reserved
+    | Finished
+    | Balances
+    | OrphanList
+    | records.SettingsNow
+    | records.Sampled
+    | records.OnceAnswer
+    | records.Taken
+)
+
 EMPTY = Shape(())
-GAUGE_TTL_MS = 2 * 86_400_000
 
 _USD, _TOKENS, _CALLS, _UTTERANCES, _IN_FLIGHT = (int(m) for m in Meter)
 _CALENDAR, _FIXED, _ROLLING, _ANSWER, _GAUGE = (int(k) for k in Kind)
 _OPEN, _EXPIRED, _RELEASED, _CHARGED, _SETTLED = (int(s) for s in State)
-
-
-class Cells(Protocol):
-    """The records of one namespace, within one atomic step.
-
-    A cell is a list ``[spent, reserved, start_ms]`` (an account), ``[start_ms, last_ms, calls, hits]`` (an
-    utterance), a `rolling.Log`, or a list of `rolling.Entry`. A loaded cell may be changed in place, and is
-    then saved. `until_ms` says when a cell may be forgotten; no decision depends on whether it was.
-    """
-
-    def load(self, keys: Sequence[str]) -> list[Any]:
-        """The cells under these keys, None where there is none; an empty key has none."""
-
-    def save(self, key: str, cell: Any, until_ms: int) -> None:
-        """Store a cell."""
-
-    def append(self, key: str, entry: rolling.Entry, until_ms: int) -> None:
-        """Add an entry to the list of entries under a key."""
-
-    def hold(self, id: str) -> Hold | None:
-        """The hold, open or ended."""
-
-    def save_hold(self, id: str, hold: Hold) -> None:
-        """Store a hold; an ended one may be forgotten after its `until_ms`."""
-
-    def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
-        """Put an open hold into the indexes of these scopes."""
-
-    def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
-        """Take a hold out of the indexes of these scopes."""
-
-    def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
-        """Deadline and id of the first open holds of a scope, by deadline, then id."""
-
-    def due_at(self) -> int:
-        """The deadline of the first open hold, or a time that never comes."""
-
-    def expired(self, id: str, until_ms: int) -> None:
-        """List an expired hold as an orphan; 0 takes it off the list."""
-
-    def orphans(self, now_ms: int, limit: int) -> list[str]:
-        """The ids of orphans that are still remembered."""
+_KINDS = ("open", "expired", "released", "charged", "settled")
 
 
 def apply(cells: Cells, command: Command, now_ms: int) -> Answer:
@@ -97,38 +67,35 @@ def apply(cells: Cells, command: Command, now_ms: int) -> Answer:
         now_ms: the store's time; the command's own `now_ms` goes before it.
     """
     now = now_ms if command.now_ms is None else command.now_ms
-    if type(command) is Reserve:
-        return reserve(cells, command, now)
-    if type(command) is Finish:
-        return finish(cells, command, now)
-    if type(command) is Read:
-        return read(cells, command, now)
-    assert isinstance(command, Orphans)  # noqa: S101 - the union has no other member
-    return orphans(cells, command, now)
+    return _STEPS[type(command)](cells, command, now)
 
 
 def reserve(cells: Cells, command: Reserve, now: int) -> Reserved:
     """Hold, check or charge, all or nothing."""
-    sweep(cells, command.scopes, command.terms, now)
-    known = _known(cells.hold(command.id), now)
-    if known is not None:
+    if cells.due_at() <= now:
+        sweep(cells, command.scopes, command.terms, now)
+    known = cells.hold(command.id)
+    if known is not None and (known.state == _OPEN or now < known.until_ms):
         return _again(command, known, now)
+    if cells.revision() != command.revision:
+        return Reserved(Verdict.STALE, now)
     if not command.from_ms <= now < command.until_ms:
         return Reserved(Verdict.CLOCK, now)
-    utterance, fresh = _utterance(cells, command, now)
-    accounts = cells.load(command.keys)
-    amounts = _amounts(command, utterance, fresh)
+    amounts = list(command.amounts)
+    utterance = None
+    if command.utterance:
+        utterance, *accounts = cells.load((command.utterance, *command.keys))
+        utterance = _utterance(command, amounts, utterance, now)
+    else:
+        accounts = cells.load(command.keys)
     starts = [0] * len(amounts)
     failures = _check(cells, command, amounts, accounts, starts, utterance, now)
-    if failures and command.mode != Mode.FORCE:
+    mode = command.mode
+    if failures and mode != Mode.FORCE:
         return Reserved(Verdict.REFUSED, now, failures=tuple(failures))
-    if command.mode == Mode.CHECK:
+    if mode == Mode.CHECK:
         return Reserved(Verdict.ADMITTED, now)
     return _admit(cells, command, amounts, accounts, starts, utterance, now)
-
-
-def _known(hold: Hold | None, now: int) -> Hold | None:
-    return None if hold is None or (hold.state != _OPEN and now >= hold.until_ms) else hold
 
 
 def _again(command: Reserve, hold: Hold, now: int) -> Reserved:
@@ -139,26 +106,17 @@ def _again(command: Reserve, hold: Hold, now: int) -> Reserved:
     return Reserved(Verdict.DUPLICATE, now, hold.created_ms, hold.deadline_ms)
 
 
-def _utterance(cells: Cells, command: Reserve, now: int) -> tuple[list[Any] | None, bool]:
-    """The utterance's cell, and whether it begins with this call."""
-    if not command.utterance:
-        return None, True
-    cell = cells.load((command.utterance,))[0]
+def _utterance(command: Reserve, amounts: list[int], cell: list[Any] | None, now: int) -> list[Any]:
+    """The utterance's cell, a new one if it begins with this call; what it was counted in asks for nothing more."""
     terms = command.terms
     if cell is None:
-        return [now, now, 0, []], True
+        return [now, now, 0, []]
     if now - cell[1] > terms.utterance_timeout_ms or cell[2] >= terms.utterance_max_calls:
-        return [max(now, cell[0] + 1), now, 0, []], True
-    return cell, False
-
-
-def _amounts(command: Reserve, utterance: list[Any] | None, fresh: bool) -> list[int]:
-    amounts = list(command.amounts)
-    if utterance is not None and not fresh:
-        for at, rule in enumerate(command.shape.rules):
-            if rule.meter == _UTTERANCES and base(command.keys[at]) in utterance[3]:
-                amounts[at] = 0
-    return amounts
+        return [max(now, cell[0] + 1), now, 0, []]
+    for at, rule in enumerate(command.shape.rules):
+        if rule.meter == _UTTERANCES and base(command.keys[at]) in cell[3]:
+            amounts[at] = 0
+    return cell
 
 
 def base(key: str) -> str:
@@ -180,42 +138,20 @@ def _check(
     for at, rule in enumerate(command.shape.rules):
         account = accounts[at]
         kind = rule.kind
-        if kind == _CALENDAR:
+        if kind == _ROLLING:
             if account is None:
-                account = accounts[at] = [0, 0, 0]
-            spent, held, _ = account
-        elif kind == _ROLLING:
-            account = accounts[at] = account if account is not None else rolling.Log()
-            spent = _rolled(cells, command.keys[at], account, rule, now)[0]
-            held = account.reserved
+                account = accounts[at] = rolling.Log()
+            else:
+                roll(cells, command.keys[at], account, rule, now)
+            spent, held = account.total, account.reserved
         else:
-            account = accounts[at] = _current(account, rule, utterance, now)
+            if account is None or kind in (_FIXED, _ANSWER):
+                account = accounts[at] = current(account, rule, utterance, now)
             spent, held, starts[at] = account
         amount = amounts[at]
-        if amount and spent + held + amount > rule.limit:
+        if spent + held + amount > rule.limit and amount:
             failures.append(_failure(cells, command, at, (spent, held, amount), account, now))
     return failures
-
-
-def _current(account: list[int] | None, rule: Rule, utterance: list[Any] | None, now: int) -> list[int]:
-    """The account of the window that runs now; a new one if the stored one's window is over."""
-    if rule.kind == _ANSWER:
-        start = utterance[0] if utterance is not None else 0
-        return account if account is not None and account[2] == start else [0, 0, start]
-    if rule.kind == _FIXED:
-        return account if account is not None and now < account[2] + rule.length_ms else [0, 0, now]
-    return account if account is not None else [0, 0, 0]
-
-
-def _rolled(cells: Cells, key: str, log: rolling.Log, rule: Rule, now: int) -> tuple[int, int]:
-    """What is spent in a rolling account now, and how many single entries live."""
-    rolling.trim(log, rule.length_ms, now)
-    oldest = rolling.leaving(rule.length_ms, now)
-    if not log.slots or log.slots[0][0] != oldest:
-        return log.total, log.count
-    entries = cells.load((f"{key}/{oldest}",))[0] or []
-    total, count = rolling.dead(entries, rule.length_ms, now)
-    return log.total - total, log.count - count
 
 
 def _failure(cells: Cells, command: Reserve, at: int, numbers: tuple[int, int, int], account: Any, now: int) -> Failure:
@@ -264,19 +200,12 @@ def _rolls_at(
 ) -> int:
     rule = command.shape.rules[at]
     spent, held, amount = numbers
-    entries = _entries(cells, command.keys[at])
-    retry = rolling.frees_at(log, entries, spent + held + amount - rule.limit, rule.length_ms, now)
+    entries, key = cells.entries, command.keys[at]
+    retry = rolling.frees_at(log, entries(key), spent + held + amount - rule.limit, rule.length_ms)
     if retry:
         return retry
-    retry = rolling.frees_at(log, entries, spent + amount - rule.limit, rule.length_ms, now)
+    retry = rolling.frees_at(log, entries(key), spent + amount - rule.limit, rule.length_ms)
     return max(retry, _earliest(cells, command, at, now))
-
-
-def _entries(cells: Cells, key: str) -> Callable[[int], list[rolling.Entry]]:
-    def of_slot(number: int) -> list[rolling.Entry]:
-        return cells.load((f"{key}/{number}",))[0] or []
-
-    return of_slot
 
 
 def _admit(
@@ -288,85 +217,52 @@ def _admit(
     utterance: list[Any] | None,
     now: int,
 ) -> Reserved:
-    terms = command.terms
-    charged = command.mode in (Mode.CHARGE, Mode.FORCE)
+    terms, keys, mode = command.terms, command.keys, command.mode
+    charged = mode != Mode.HOLD
     for at, rule in enumerate(command.shape.rules):
         if charged and rule.meter == _IN_FLIGHT:
             amounts[at] = 0
-        if command.keys[at] and (amounts[at] or rule.kind in (_FIXED, _ANSWER)):
-            _take(cells, command.keys[at], rule, accounts[at], amounts[at], charged or rule.kept, terms, now)
+        if (amounts[at] or rule.kind == _FIXED or rule.kind == _ANSWER) and keys[at]:
+            take(cells, keys[at], rule, accounts[at], amounts[at], charged or rule.kept, terms, now)
     if utterance is not None:
-        hits = [base(k) for k, r in zip(command.keys, command.shape.rules, strict=True) if r.meter == _UTTERANCES]
+        hits = [base(k) for k, r in zip(keys, command.shape.rules, strict=True) if r.meter == _UTTERANCES]
         utterance[1] = now
-        utterance[2] += 1
+        utterance[2] += mode != Mode.ENTER
         utterance[3] = utterance[3] + [hit for hit in hits if hit not in utterance[3]]
         cells.save(command.utterance, utterance, now + terms.utterance_timeout_ms + terms.timeout_ms)
+    if mode == Mode.ENTER:
+        return Reserved(Verdict.ADMITTED, now, now, now, tuple(amounts), tuple(starts))
+    deadline = now + terms.timeout_ms
+    held = tuple(amounts)
     hold = Hold(
-        command.content, _OPEN, now, now + terms.timeout_ms, terms.timeout_ms,
-        command.shape, command.keys, command.scopes, tuple(amounts), tuple(starts), command.note,
+        command.content, _OPEN, now, deadline, terms.timeout_ms,
+        command.shape, keys, command.scopes, held, tuple(starts), command.note,
     )  # fmt: skip
+    spent: tuple[int, ...] = ()
     if charged:
+        spent = tuple([a.total if type(a) is rolling.Log else a[0] for a in accounts])
         _close(hold, _SETTLED, None, None, terms, now)
+        if terms.outbox_max:
+            cells.post(("settled", command.id, "", now, command.note, command.actual), terms.outbox_max)
     else:
-        cells.enter(command.id, command.scopes, hold.deadline_ms)
+        cells.enter(command.id, command.scopes, deadline)
     cells.save_hold(command.id, hold)
-    return Reserved(Verdict.ADMITTED, now, now, hold.deadline_ms, tuple(amounts), tuple(starts))
-
-
-def _take(cells: Cells, key: str, rule: Rule, account: Any, amount: int, kept: bool, terms: Terms, now: int) -> None:
-    """Put an amount into an account: as spent if it is kept, else as reserved."""
-    kind = rule.kind
-    if kind != _ROLLING:
-        at = 0 if kept else 1
-        total = account[at] + amount
-        account[at] = total if total < MAX_AMOUNT else MAX_AMOUNT
-        until = rule.ends_ms + rule.length_ms if kind == _CALENDAR else expiry(rule, account[2], terms, now)
-        cells.save(key, account, until)
-    elif kept:
-        _log(cells, key, account, rule, now, amount, terms, now)
-    else:
-        account.reserved = min(account.reserved + amount, MAX_AMOUNT)
-        cells.save(key, account, expiry(rule, 0, terms, now))
-
-
-def _log(cells: Cells, key: str, log: rolling.Log, rule: Rule, at_ms: int, amount: int, terms: Terms, now: int) -> None:
-    """Book an amount at its reserve instant, unless that has left the window, and save the account."""
-    live = _rolled(cells, key, log, rule, now)[1]
-    until = expiry(rule, 0, terms, now)
-    if amount and at_ms > now - rule.length_ms:
-        single = live < terms.exact_entries
-        number = rolling.insert(log, at_ms, amount, single, rule.length_ms)
-        if single:
-            cells.append(f"{key}/{number}", (at_ms, amount), until)
-    cells.save(key, log, until)
-
-
-def expiry(rule: Rule, start_ms: int, terms: Terms, now: int) -> int:
-    """Until when an account is kept: until nothing can ask for it or settle in it any more."""
-    if rule.kind == _CALENDAR:
-        return rule.ends_ms + rule.length_ms
-    if rule.kind == _FIXED:
-        return start_ms + 2 * rule.length_ms
-    if rule.kind == _ANSWER:
-        return now + terms.utterance_timeout_ms + terms.timeout_ms
-    if rule.kind == _ROLLING:
-        return now + rule.length_ms + rolling.width_ms(rule.length_ms) + terms.timeout_ms
-    return now + max(GAUGE_TTL_MS, 2 * terms.timeout_ms)
+    return Reserved(Verdict.ADMITTED, now, now, deadline, held, tuple(starts), spent=spent)
 
 
 def finish(cells: Cells, command: Finish, now: int) -> Finished:
     """Settle, release or extend one hold."""
-    sweep(cells, command.hold.scopes if command.hold else (), command.terms, now)
-    hold = _known(cells.hold(command.id), now)
-    if hold is None:
+    if cells.due_at() <= now:
+        sweep(cells, command.hold.scopes if command.hold else (), command.terms, now)
+    hold = cells.hold(command.id)
+    if hold is None or (hold.state != _OPEN and now >= hold.until_ms):
         hold = command.hold
         if hold is None:
             return _unknown(cells, command, now)
-    if command.ending == Ending.EXTEND:
-        return _extend(cells, command, hold, now)
-    if command.ending == Ending.RELEASE:
-        return _release(cells, command, hold, now)
-    return _settle(cells, command, hold, now)
+    if command.ending == Ending.SETTLE:
+        return _settle(cells, command, hold, now)
+    ended = _release if command.ending == Ending.RELEASE else _extend
+    return ended(cells, command, hold, now)
 
 
 def _unknown(cells: Cells, command: Finish, now: int) -> Finished:
@@ -395,21 +291,25 @@ def _release(cells: Cells, command: Finish, hold: Hold, now: int) -> Finished:
         return Finished(Ended.ALREADY_SETTLED, now, state=hold.state)
     if hold.state == _RELEASED:
         return Finished(Ended.ALREADY_RELEASED, now, state=hold.state)
-    _end(cells, command.id, hold, _RELEASED, (0, 0), command.terms, now)
-    return Finished(Ended.RELEASED, now, state=_RELEASED)
+    spent = _end(cells, command.id, hold, _RELEASED, 0, 0, command.terms, now, command.actual)
+    return Finished(Ended.RELEASED, now, 0, False, _RELEASED, spent)
 
 
 def _settle(cells: Cells, command: Finish, hold: Hold, now: int) -> Finished:
-    if hold.state == _SETTLED:
-        return Finished(Ended.ALREADY_SETTLED, now, differs=_differs(command, hold), state=hold.state)
-    if hold.state != _OPEN and not command.final:
-        ended = Ended.ALREADY_RELEASED if hold.state == _RELEASED else Ended.ALREADY_SETTLED
-        return Finished(ended, now, state=hold.state)
-    late = hold.state != _OPEN
-    state = _SETTLED if command.final else _CHARGED
-    actual = (command.cost_nusd, command.tokens) if command.final else (None, None)
-    _end(cells, command.id, hold, state, actual, command.terms, now)
-    return Finished(Ended.LATE if late else Ended.SETTLED, now, state=state)
+    was = hold.state
+    if was == _SETTLED:
+        return Finished(Ended.ALREADY_SETTLED, now, differs=_differs(command, hold), state=was)
+    if not command.final:
+        if was != _OPEN:
+            return Finished(Ended.ALREADY_RELEASED if was == _RELEASED else Ended.ALREADY_SETTLED, now, state=was)
+        spent = _end(cells, command.id, hold, _CHARGED, None, None, command.terms, now, command.actual)
+        return Finished(Ended.SETTLED, now, 0, False, _CHARGED, spent)
+    spent = _end(
+        cells, command.id, hold, _SETTLED, command.cost_nusd, command.tokens, command.terms, now, command.actual
+    )
+    for key, value in command.samples:
+        records.add_sample(cells, key, value, now)
+    return Finished(Ended.SETTLED if was == _OPEN else Ended.LATE, now, 0, False, _SETTLED, spent)
 
 
 def _differs(command: Finish, hold: Hold) -> bool:
@@ -420,52 +320,47 @@ def _differs(command: Finish, hold: Hold) -> bool:
 
 
 def _end(
-    cells: Cells, id: str, hold: Hold, state: int, actual: tuple[int | None, int | None], terms: Terms, now: int
-) -> None:
-    """Move a hold into an ended state: in each account what was booked so far gives way to the actual."""
-    accounts = cells.load(hold.keys)
-    for at, rule in enumerate(hold.shape.rules):
-        if rule.kept or not hold.keys[at]:
+    cells: Cells,
+    id: str,
+    hold: Hold,
+    state: int,
+    cost_nusd: int | None,
+    tokens: int | None,
+    terms: Terms,
+    now: int,
+    actual: str = "",
+) -> tuple[int, ...]:
+    """Move a hold into an ended state: in each account what was booked so far gives way to the actual.
+
+    Returns:
+        what is spent in each account now, 0 where nothing was changed.
+    """
+    keys, rules, was = hold.keys, hold.shape.rules, hold.state
+    accounts = cells.load(keys)
+    spent = [0] * len(keys)
+    for at, held in enumerate(hold.held):
+        rule = rules[at]
+        if rule.kept or not keys[at]:
             continue
-        held = hold.held[at]
-        target = 0 if rule.meter == _IN_FLIGHT else actual[0 if rule.meter == _USD else 1]
+        gauge = rule.meter == _IN_FLIGHT
+        target = 0 if gauge else cost_nusd if rule.meter == _USD else tokens
         if target is None:
             target = held
-        before = 0 if rule.meter == _IN_FLIGHT or hold.state in (_OPEN, _RELEASED) else held
-        freed = held if hold.state == _OPEN else 0
+        before = 0 if gauge or was in (_OPEN, _RELEASED) else held
+        freed = held if was == _OPEN else 0
         if freed or target != before:
-            _replace(cells, hold, at, accounts[at], (freed, target - before), terms, now)
-    if hold.state == _OPEN:
+            spent[at] = replace(cells, hold, at, accounts[at], freed, target - before, terms, now)
+    if was == _OPEN:
         cells.leave(id, hold.scopes, hold.deadline_ms)
-    if hold.state == _EXPIRED:
+    elif was == _EXPIRED:
         cells.expired(id, 0)
-    _close(hold, state, actual[0], actual[1], terms, now)
+    if terms.outbox_max:
+        cells.post((_KINDS[state], id, _KINDS[was], now, hold.note, actual), terms.outbox_max)
+    _close(hold, state, cost_nusd, tokens, terms, now)
     if state == _EXPIRED:
         cells.expired(id, hold.until_ms)
     cells.save_hold(id, hold)
-
-
-def _replace(cells: Cells, hold: Hold, at: int, account: Any, change: tuple[int, int], terms: Terms, now: int) -> None:
-    """In one account, free what was reserved and add to what is spent, if its window is still known."""
-    rule, key, start = hold.shape.rules[at], hold.keys[at], hold.starts[at]
-    freed, spent = change
-    kind = rule.kind
-    if kind == _ROLLING:
-        log = account if account is not None else rolling.Log()
-        log.reserved = max(log.reserved - freed, 0)
-        _log(cells, key, log, rule, hold.created_ms, spent, terms, now)
-        return
-    if account is None:
-        account = [0, 0, start]
-    if kind != _CALENDAR and kind != _GAUGE and account[2] != start:
-        return
-    until = rule.ends_ms + rule.length_ms if kind == _CALENDAR else expiry(rule, start, terms, now)
-    if now >= until:
-        return
-    booked, reserved = account[0] + spent, account[1] - freed
-    account[0] = 0 if booked < 0 else booked if booked < MAX_AMOUNT else MAX_AMOUNT
-    account[1] = reserved if reserved > 0 else 0
-    cells.save(key, account, until)
+    return tuple(spent)
 
 
 def _close(hold: Hold, state: int, cost_nusd: int | None, tokens: int | None, terms: Terms, now: int) -> None:
@@ -487,46 +382,28 @@ def sweep(cells: Cells, scopes: Iterable[str], terms: Terms, now: int) -> None:
                 break
             hold = cells.hold(id)
             if hold is not None:
-                _end(cells, id, hold, _EXPIRED, (None, None), terms, now)
+                _end(cells, id, hold, _EXPIRED, None, None, terms, now)
                 room -= 1
 
 
-def read(cells: Cells, command: Read, now: int) -> Balances:
-    """The balances of accounts; due holds are ended first."""
+def _read(cells: Cells, command: Read, now: int) -> Balances:
     sweep(cells, command.scopes, command.terms, now)
-    if not command.from_ms <= now < command.until_ms:
-        return Balances(Verdict.CLOCK, now)
-    utterance = cells.load((command.utterance,))[0] if command.utterance else None
-    if utterance is not None and now >= utterance[1] + command.terms.utterance_timeout_ms + command.terms.timeout_ms:
-        utterance = None
-    accounts = cells.load(command.keys)
-    found = []
-    for at, rule in enumerate(command.shape.rules):
-        if rule.kind == _ROLLING:
-            found.append(_rolling_balance(cells, command.keys[at], accounts[at], rule, now))
-            continue
-        spent, held, start = _current(accounts[at], rule, utterance, now)
-        fixed = rule.kind == _FIXED and accounts[at] is not None and start == accounts[at][2]
-        resets = start + rule.length_ms if fixed else rule.ends_ms
-        found.append(Balance(spent, held, resets))
-    return Balances(Verdict.ADMITTED, now, tuple(found), utterance[2] if utterance else 0)
+    return reading.read(cells, command, now)
 
 
-def _rolling_balance(cells: Cells, key: str, log: rolling.Log | None, rule: Rule, now: int) -> Balance:
-    if log is None:
-        return Balance(0, 0, 0)
-    spent = _rolled(cells, key, log, rule, now)[0]
-    resets = rolling.frees_at(log, _entries(cells, key), 1, rule.length_ms, now) if spent else 0
-    return Balance(spent, log.reserved, resets)
-
-
-def orphans(cells: Cells, command: Orphans, now: int) -> OrphanList:
-    """Open holds, then the expired ones that are still remembered; or one hold."""
+def _orphans(cells: Cells, command: Orphans, now: int) -> OrphanList:
     sweep(cells, (), command.terms, now)
-    if command.id is not None:
-        ids = [command.id]
-    else:
-        ids = [id for _, id in cells.first("", command.limit)]
-        ids += cells.orphans(now, command.limit)
-    holds = [(id, _known(cells.hold(id), now)) for id in ids[: command.limit]]
-    return OrphanList(now, tuple((id, hold) for id, hold in holds if hold is not None))
+    return reading.orphans(cells, command, now)
+
+
+_STEPS: dict[type, Callable[[Cells, Any, int], Answer]] = {
+    Reserve: reserve,
+    Finish: finish,
+    Read: _read,
+    Orphans: _orphans,
+    records.Settings: records.settings,
+    records.Samples: records.samples,
+    records.Once: records.once,
+    records.Post: records.post,
+    records.Take: records.take,
+}

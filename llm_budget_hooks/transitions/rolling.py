@@ -1,19 +1,20 @@
 """A rolling window's account: exact while few entries live, then in slots of 1/60 of the window.
 
-The account keeps a sum per slot; the entries of a slot lie apart, so that a decision reads the one slot that
-is leaving the window, and never all entries. Above `exact_entries` live entries a new one is only in its
-slot's sum, and counts until the whole slot has left: that errs towards refusing.
+Each amount is an entry that leaves on its own; entries lie apart from the account, by their instant, so that a
+decision touches only those that have just left. Above `exact_entries` live entries a new one goes into the sum of
+its slot, and counts until the whole slot has left: that errs towards refusing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 Entry = tuple[int, int]
 """When an amount was reserved, in ms, and the amount; a correction is an entry of its own."""
 
 SLOTS = 60
+NEVER = 2**53
 
 
 @dataclass(slots=True)
@@ -22,14 +23,18 @@ class Log:
 
     Attributes:
         reserved: what open holds hold; it counts as long as they are open.
-        total: the sum over `slots`.
-        count: how many entries of these slots are kept singly.
-        slots: ``[number, sum, entries kept singly]``, oldest first.
+        total: the sum over all that lives.
+        count: how many entries are kept singly.
+        oldest: the instant of the first of these, `NEVER` if there is none.
+        serial: how many entries there ever were; tells entries of one instant apart.
+        slots: ``[number, sum]`` of what is not kept singly, oldest first.
     """
 
     reserved: int = 0
     total: int = 0
     count: int = 0
+    oldest: int = NEVER
+    serial: int = 0
     slots: list[list[int]] = field(default_factory=list)
 
 
@@ -38,50 +43,15 @@ def width_ms(length_ms: int) -> int:
     return -(-length_ms // SLOTS)
 
 
-def leaving(length_ms: int, now_ms: int) -> int:
-    """The number of the oldest slot that may still have a living entry."""
-    return (now_ms - length_ms + 1) // width_ms(length_ms)
-
-
 def trim(log: Log, length_ms: int, now_ms: int) -> None:
     """Drop the slots that have left the window wholly."""
-    oldest = leaving(length_ms, now_ms)
-    if not log.slots or log.slots[0][0] >= oldest:
-        return
-    gone = 0
-    for slot in log.slots:
-        if slot[0] >= oldest:
-            break
-        log.total -= slot[1]
-        log.count -= slot[2]
-        gone += 1
-    if gone:
-        del log.slots[:gone]
+    oldest = (now_ms - length_ms + 1) // width_ms(length_ms)
+    while log.slots and log.slots[0][0] < oldest:
+        log.total -= log.slots.pop(0)[1]
 
 
-def dead(entries: list[Entry], length_ms: int, now_ms: int) -> tuple[int, int]:
-    """Sum and number of the entries of the leaving slot that have left the window."""
-    total = count = 0
-    for at_ms, amount in entries:
-        if at_ms <= now_ms - length_ms:
-            total += amount
-            count += 1
-    return total, count
-
-
-def insert(log: Log, at_ms: int, amount: int, single: bool, length_ms: int) -> int:
-    """Add an amount to its slot's sum.
-
-    Args:
-        log: the account, trimmed.
-        at_ms: the reserve instant.
-        amount: what to add.
-        single: whether the entry is kept singly too.
-        length_ms: the window.
-
-    Returns:
-        the number of the slot.
-    """
+def coarse(log: Log, at_ms: int, amount: int, length_ms: int) -> None:
+    """Add an amount to its slot's sum."""
     number = at_ms // width_ms(length_ms)
     slots = log.slots
     at = len(slots)
@@ -89,36 +59,39 @@ def insert(log: Log, at_ms: int, amount: int, single: bool, length_ms: int) -> i
         at -= 1
     if at and slots[at - 1][0] == number:
         slots[at - 1][1] += amount
-        slots[at - 1][2] += single
     else:
-        slots.insert(at, [number, amount, int(single)])
+        slots.insert(at, [number, amount])
     log.total += amount
-    log.count += single
-    return number
 
 
-def frees_at(log: Log, entries: Callable[[int], list[Entry]], need: int, length_ms: int, now_ms: int) -> int:
+def frees_at(log: Log, entries: Iterable[Entry], need: int, length_ms: int) -> int:
     """The first instant at which so much has left the window.
 
     Args:
-        log: the account, trimmed.
-        entries: gives the single entries of a slot by its number.
+        log: the account, without what has left.
+        entries: its single entries by their instant.
         need: how much has to leave.
         length_ms: the window.
-        now_ms: the time.
 
     Returns:
         the instant in ms, or 0 if not so much will ever leave.
     """
     freed = 0
-    for number, total, _ in log.slots:
-        singles = sorted(entries(number))
-        for at_ms, amount in singles:
-            if at_ms > now_ms - length_ms:
-                freed += amount
-                if freed >= need:
-                    return at_ms + length_ms
-        freed += total - sum(amount for _, amount in singles)
+    for at_ms, amount in _by_instant(log, entries, length_ms):
+        freed += amount
         if freed >= need:
-            return (number + 1) * width_ms(length_ms) + length_ms - 1
+            return at_ms + length_ms
     return 0
+
+
+def _by_instant(log: Log, entries: Iterable[Entry], length_ms: int) -> Iterator[Entry]:
+    """Entries and slots in the order in which they leave; a slot is as old as the last instant in it."""
+    width = width_ms(length_ms)
+    slots = [((number + 1) * width - 1, amount) for number, amount in log.slots]
+    at = 0
+    for entry in entries:
+        while at < len(slots) and slots[at][0] < entry[0]:
+            yield slots[at]
+            at += 1
+        yield entry
+    yield from slots[at:]

@@ -21,12 +21,15 @@ from redis import exceptions
 
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
-from llm_budget_hooks.stores.redis.codec import FINISH, READ, RESERVE, decode, encode, script_of
+from llm_budget_hooks.stores.redis.codec import FINISH, READ, RECORDS, RESERVE, decode, encode, script_of
 from llm_budget_hooks.stores.redis.connections import AsyncConnections, SyncConnections
 from llm_budget_hooks.transitions import Answer, Command
 
 SCRIPTS: Final[Mapping[str, str]] = MappingProxyType(
-    {name: script.source.decode() for name, script in (("reserve", RESERVE), ("finish", FINISH), ("read", READ))}
+    {
+        name: script.source.decode()
+        for name, script in (("reserve", RESERVE), ("finish", FINISH), ("read", READ), ("records", RECORDS))
+    }
 )
 """The Lua sources as the server runs them, for audit."""
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from struct import Struct, calcsize, unpack_from
-from typing import Final
+from typing import Final, cast
 
 from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.stores.redis import records
 from llm_budget_hooks.transitions import (
     Answer,
     Balance,
@@ -19,6 +20,7 @@ from llm_budget_hooks.transitions import (
     Finish,
     Finished,
     Hold,
+    Mode,
     OrphanList,
     Orphans,
     Read,
@@ -30,11 +32,12 @@ from llm_budget_hooks.transitions import (
     Verdict,
 )
 
+_TWELVE: Final = Struct("<dddddddddddd")
+_ELEVEN: Final = Struct("<ddddddddddd")
 _SCOPES: Final = {"global": 0, "tenant": 1, "user": 2, "answer": 2}
 _RULE: Final = Struct("<BBBddd")
 _HOLD: Final = Struct("<BddddddBB")
 _TEN: Final = Struct("<dddddddddd")
-_NINE: Final = Struct("<ddddddddd")
 _HEAD: Final = Struct("<Bd")
 _FAILURE: Final = Struct("<BdddBdd")
 _FINISHED: Final = Struct("<BddBB")
@@ -63,6 +66,7 @@ def _script(name: str) -> Script:
 RESERVE: Final = _script("reserve.lua")
 FINISH: Final = _script("finish.lua")
 READ: Final = _script("read.lua")
+RECORDS: Final = _script("records.lua")
 
 
 @lru_cache(maxsize=256)
@@ -74,7 +78,9 @@ def script_of(command: Command) -> Script:
     """The script that carries out a command."""
     if type(command) is Reserve:
         return RESERVE
-    return FINISH if type(command) is Finish else READ
+    if type(command) is Finish:
+        return FINISH
+    return READ if isinstance(command, (Read, Orphans)) else RECORDS
 
 
 def encode(command: Command) -> tuple[bytes | str, ...]:
@@ -85,11 +91,12 @@ def encode(command: Command) -> tuple[bytes | str, ...]:
         return _encode_finish(command)
     if type(command) is Read:
         return _encode_read(command)
-    assert isinstance(command, Orphans)  # noqa: S101 - the union has no other member
+    if type(command) is not Orphans:
+        return records.encode(cast("records.Record", command))
     terms = command.terms
-    numbers = _NINE.pack(
+    numbers = _TEN.pack(
         _now(command), 0, 0, terms.timeout_ms, terms.remember_ms, terms.utterance_timeout_ms, terms.exact_entries,
-        0, command.limit,
+        0, command.limit, terms.outbox_max,
     )  # fmt: skip
     return numbers, b"", _strings(("", command.id or ""))
 
@@ -104,32 +111,36 @@ def _strings(texts: tuple[str, ...]) -> bytes:
 
 def _encode_reserve(command: Reserve) -> tuple[bytes | str, ...]:
     terms, scopes = command.terms, command.scopes
-    numbers = _TEN.pack(
+    numbers = _TWELVE.pack(
         -1 if command.now_ms is None else command.now_ms, command.from_ms, command.until_ms, terms.timeout_ms,
         terms.remember_ms, terms.utterance_timeout_ms, terms.utterance_max_calls, terms.exact_entries, command.mode,
-        len(scopes),
+        len(scopes), command.revision, terms.outbox_max,
     )  # fmt: skip
     note = command.note if "\0" not in command.note else command.note.replace("\0", "?")
     amounts = _doubles(len(command.amounts)).pack(*command.amounts)
-    texts = (command.content, note, *scopes, *command.keys, command.id, command.utterance)
+    texts = (command.content, note, *scopes, *command.keys, command.id, command.utterance, command.actual)
     return numbers, shape_of(command.shape), amounts, _strings(texts)
 
 
 def _encode_finish(command: Finish) -> tuple[bytes | str, ...]:
     terms = command.terms
-    numbers = _TEN.pack(
+    numbers = _ELEVEN.pack(
         _now(command), command.ending, terms.timeout_ms, terms.remember_ms, terms.utterance_timeout_ms,
         terms.exact_entries, -1 if command.cost_nusd is None else command.cost_nusd,
-        -1 if command.tokens is None else command.tokens, command.final, command.bury,
+        -1 if command.tokens is None else command.tokens, command.final, command.bury, terms.outbox_max,
     )  # fmt: skip
-    return numbers, command.id, b"" if command.hold is None else encode_hold(command.hold)
+    carried = b"" if command.hold is None else encode_hold(command.hold)
+    if not command.samples:
+        return numbers, command.id, carried, command.actual, b"", b""
+    keys, values = zip(*command.samples, strict=True)
+    return numbers, command.id, carried, command.actual, _strings(keys), _doubles(len(values)).pack(*values)
 
 
 def _encode_read(command: Read) -> tuple[bytes | str, ...]:
     terms = command.terms
-    numbers = _NINE.pack(
+    numbers = _TEN.pack(
         _now(command), command.from_ms, command.until_ms, terms.timeout_ms, terms.remember_ms,
-        terms.utterance_timeout_ms, terms.exact_entries, len(command.scopes), 0,
+        terms.utterance_timeout_ms, terms.exact_entries, len(command.scopes), 0, terms.outbox_max,
     )  # fmt: skip
     texts = (*command.scopes, *command.keys, command.utterance, "")
     return numbers, shape_of(command.shape), _strings(texts)
@@ -141,7 +152,8 @@ def shape_of(shape: Shape) -> bytes:
         shape.encoded = b"".join(
             _RULE.pack(r.meter, r.kind, _SCOPES[r.scope], r.limit, r.ends_ms, r.length_ms) for r in shape.rules
         )
-    return shape.encoded
+    packed: bytes = shape.encoded
+    return packed
 
 
 def encode_hold(hold: Hold) -> bytes:
@@ -191,11 +203,16 @@ def decode(command: Command, reply: object) -> Answer:
     if type(command) is Reserve:
         return _decode_reserve(command, _echoed(command.id, reply))
     if type(command) is Finish:
-        ended, now, deadline, differs, state = _FINISHED.unpack(_echoed(command.id, reply))
-        return Finished(ended, int(now), int(deadline), bool(differs), state)
+        body = _echoed(command.id, reply)
+        ended, now, deadline, differs, state = _FINISHED.unpack_from(body)
+        spent = _whole(body, _FINISHED.size, (len(body) - _FINISHED.size) // 8)
+        return Finished(ended, int(now), int(deadline), bool(differs), state, spent)
     if type(command) is Read:
         return _decode_balances(reply)
-    return _decode_orphans(reply)
+    if type(command) is Orphans:
+        return _decode_orphans(reply)
+    answer: Answer = records.decode(cast("records.Record", command), reply)
+    return answer
 
 
 def _echoed(id: str, reply: bytes) -> bytes:
@@ -213,7 +230,9 @@ def _decode_reserve(command: Reserve, reply: bytes) -> Reserved:
         count = len(command.keys) if len(reply) > _ADMITTED.size else 0
         held = _whole(reply, _ADMITTED.size, count)
         starts = _whole(reply, _ADMITTED.size + 8 * count, count)
-        return Reserved(verdict, int(now), int(created), int(deadline), held, starts)
+        charged = count if command.mode in (Mode.CHARGE, Mode.FORCE) else 0
+        spent = _whole(reply, _ADMITTED.size + 16 * count, charged)
+        return Reserved(verdict, int(now), int(created), int(deadline), held, starts, spent=spent)
     if verdict == Verdict.REFUSED:
         return Reserved(verdict, int(now), failures=tuple(map(_failure, _FAILURE.iter_unpack(reply[_HEAD.size :]))))
     state = reply[_HEAD.size] if verdict == Verdict.ENDED else State.OPEN

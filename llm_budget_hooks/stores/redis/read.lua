@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  the namespace's root
 -- ARGV[1]  now (-1: the server's time), from and until (the time the keys are right for), timeout, remember,
---          utterance timeout, entries kept singly, number of scopes, most holds to list (0: balances); doubles
+--          utterance timeout, entries kept singly, number of scopes, most holds to list (0: balances), most rows
+--          in the stream; doubles
 -- ARGV[2]  the rules
 -- ARGV[3]  zero-ended strings: scopes, account keys, utterance, id of one hold or empty
 --
@@ -12,7 +13,7 @@
 
 local T = {}
 local given, from, until_, m, most
-given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.exact, m, most = unpack_('<ddddddddd', ARGV[1])
+given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.exact, m, most, T.outbox = unpack_('<dddddddddd', ARGV[1])
 local now = time_of(given)
 local n = #ARGV[2] / 27
 local names = {unpack_(string.rep('s', 2 + m + n), ARGV[3])}
@@ -55,8 +56,9 @@ for i = 1, n do
   if kind == ROLLING then
     if raw then
       local log = read_log(raw)
-      spent, held = rolled(names[m + i], log, length, now), log[1]
-      if spent > 0 then resets = frees_at(names[m + i], log, 1, length, now) end
+      roll(names[m + i], log, length, now)
+      spent, held = log[2], log[1]
+      if spent ~= 0 then resets = frees_at(names[m + i], log, 1, length) end
     end
   else
     local start = 0

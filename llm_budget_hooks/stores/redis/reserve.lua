@@ -3,33 +3,35 @@
 -- KEYS[1]  the namespace's root
 -- ARGV[1]  now (-1: the server's time), from and until (the time the keys are right for), timeout, remember,
 --          utterance timeout, calls of one utterance, entries kept singly, mode (0 hold, 1 check, 2 charge,
---          3 force), number of scopes; packed doubles, times in ms
+--          3 force, 4 enter), number of scopes, the settings' number, most rows in the stream (0: there is none);
+--          packed doubles, times in ms
 -- ARGV[2]  the rules, in the order in which refusals are reported
 -- ARGV[3]  the amount for each, packed doubles
--- ARGV[4]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance
+-- ARGV[4]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance,
+--          what goes into the stream beside the note when this is a charge
 --
 -- Returns a packed verdict byte and the time, then the id at the very end:
---   0 admitted: created, deadline, then per rule what is held, then per rule its window's start
+--   0 admitted: created, deadline, per rule what is held, per rule its window's start; for a charge, what is spent
 --   2 duplicate: created, deadline
 --   1 refused: per rule that said no: its place from 0, spent, reserved, requested, busy, resets, retry
---   3 conflict   4 ended: its state   5 clock: the time is outside from..until
+--   3 conflict   4 ended: its state   5 clock: the time is outside from..until   6 stale: the settings are others
 
-local T, from, until_, mode, m = {}, nil, nil, nil, nil
+local T, from, until_, mode, m, revision = {}, nil, nil, nil, nil, nil
 local given
-given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.utterance_max, T.exact, mode, m = unpack_('<dddddddddd', ARGV[1])
+given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.utterance_max, T.exact, mode, m, revision, T.outbox = unpack_('<dddddddddddd', ARGV[1])
 local now = time_of(given)
 local shape = ARGV[2]
 local n = #shape / 27
-local names = {unpack_(string.rep('s', 4 + m + n), ARGV[4])}
-local id, utterance = names[3 + m + n], names[4 + m + n]
+local names = {unpack_(string.rep('s', 5 + m + n), ARGV[4])}
+local id, utterance, actual = names[3 + m + n], names[4 + m + n], names[5 + m + n]
 local function key_of(i) return names[2 + m + i] end
 local scopes = {}
 for s = 3, 2 + m do scopes[#scopes + 1] = names[s] end
 
 sweep(scopes, T, now)
 
-local wanted = {root .. 'h:' .. id, root .. 'u:' .. utterance}
-for i = 1, n do wanted[2 + i] = root .. 'a:' .. key_of(i) end
+local wanted = {root .. 'h:' .. id, root .. 'u:' .. utterance, root .. 'r'}
+for i = 1, n do wanted[3 + i] = root .. 'a:' .. key_of(i) end
 local found = call('MGET', unpack(wanted))
 
 local known = known_hold(found[1], now)
@@ -38,6 +40,7 @@ if known then
   if known.state ~= OPEN then return pack('<BdB', 4, now, known.state) .. id end
   return pack('<Bddd', 2, now, known.created, known.deadline) .. id
 end
+if tonumber(found[3] or 0) ~= revision then return pack('<Bd', 6, now) .. id end
 if now < from or now >= until_ then return pack('<Bd', 5, now) .. id end
 
 local began, calls, hits = 0, 0, ''
@@ -55,7 +58,7 @@ end
 
 local rules = {unpack_('<' .. string.rep(RULE, n), shape)}
 local amounts = {unpack_('<' .. string.rep('d', n), ARGV[3])}
-local accounts, starts, failures, live = {}, {}, {}, {}
+local accounts, starts, failures = {}, {}, {}
 
 -- The earliest deadline of a hold in an account, looked for among the first of its scope.
 local function earliest(scope, key)
@@ -77,9 +80,9 @@ local function failure(i, r, spent, held, amount)
       retry = earliest(scope, key_of(i))
       if resets > 0 then retry = min(resets, retry) end
     elseif kind == ROLLING then
-      retry = frees_at(key_of(i), accounts[i], spent + held + amount - limit, length, now)
+      retry = frees_at(key_of(i), accounts[i], spent + held + amount - limit, length)
       if retry == 0 then
-        retry = max(frees_at(key_of(i), accounts[i], spent + amount - limit, length, now), earliest(scope, key_of(i)))
+        retry = max(frees_at(key_of(i), accounts[i], spent + amount - limit, length), earliest(scope, key_of(i)))
       end
     else
       retry = resets
@@ -91,14 +94,14 @@ end
 
 for i = 1, n do
   local r = 6 * (i - 1)
-  local kind, raw, spent, held, start = rules[r + 2], found[2 + i], 0, 0, 0
+  local kind, raw, spent, held, start = rules[r + 2], found[3 + i], 0, 0, 0
   if rules[r + 1] == UTTERANCES and hits ~= '' and string.find(hits, string.match(key_of(i), '^[^:]*') .. ' ', 1, true) then
     amounts[i] = 0
   end
   if kind == ROLLING then
     accounts[i] = read_log(raw)
-    spent, live[i] = rolled(key_of(i), accounts[i], rules[r + 6], now)
-    held = accounts[i][1]
+    if raw then roll(key_of(i), accounts[i], rules[r + 6], now) end
+    spent, held = accounts[i][2], accounts[i][1]
   else
     if raw then spent, held, start = unpack_('<ddd', raw) end
     if kind == ANSWER then
@@ -124,13 +127,12 @@ for i = 1, n do
   if key_of(i) ~= '' and (amounts[i] > 0 or kind == FIXED or kind == ANSWER) then
     local kept = mode >= 2 or meter == CALLS or meter == UTTERANCES
     if kind == ROLLING and kept then
-      log_amount(key_of(i), account, rules[r + 6], now, amounts[i], T, now, live[i])
+      log_amount(key_of(i), account, rules[r + 6], now, amounts[i], T, now)
     else
       local at = (kept and kind ~= ROLLING or not kept and kind == ROLLING) and 1 or 2
       account[at] = min(account[at] + amounts[i], MAX_AMOUNT)
-      local raw = kind == ROLLING and pack('<ddd', account[1], account[2], account[3]) .. account[4]
-        or pack('<ddd', account[1], account[2], starts[i])
-      call('SET', wanted[2 + i], raw, 'PX', expiry(kind, rules[r + 5], rules[r + 6], starts[i], T, now) - now)
+      local raw = kind == ROLLING and log_text(account) or pack('<ddd', account[1], account[2], starts[i])
+      call('SET', wanted[3 + i], raw, 'PX', expiry(kind, rules[r + 5], rules[r + 6], starts[i], T, now) - now)
     end
   end
 end
@@ -140,19 +142,26 @@ if utterance ~= '' then
     local base = string.match(key_of(i), '^[^:]*') .. ' '
     if rules[6 * (i - 1) + 1] == UTTERANCES and not string.find(hits, base, 1, true) then hits = hits .. base end
   end
-  call('SET', wanted[2], pack('<ddd', began, now, calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
+  call('SET', wanted[2], pack('<ddd', began, now, mode == 4 and calls or calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
 end
 
+local numbers = doubles(amounts, n) .. doubles(starts, n)
+if mode == 4 then return pack('<Bddd', 0, now, now, now) .. numbers .. id end
 local h = {
   state = OPEN, created = now, deadline = now + T.timeout, timeout = T.timeout, cost = -1, tokens = -1, until_ = 0,
   n = n, m = m, shape = shape, names = names,
 }
-local numbers = doubles(amounts, n) .. doubles(starts, n)
+local spent = ''
 if mode >= 2 then
+  local now_spent = {}
+  for i = 1, n do now_spent[i] = rules[6 * (i - 1) + 2] == ROLLING and accounts[i][2] or accounts[i][1] end
+  spent = doubles(now_spent, n)
+  if T.outbox > 0 then post('settled', id, '', now, names[2], actual, T.outbox) end
   h.state, h.until_, h.n, h.m, h.shape, h.names = SETTLED, now + T.remember, 0, 0, '', {names[1], ''}
   write_hold(id, h, T.remember)
 else
   enter(id, h)
-  write_hold(id, h, T.timeout + UNSWEPT, numbers, string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - 2))
+  local texts = string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - #actual - 3)
+  write_hold(id, h, T.timeout + UNSWEPT, numbers, texts)
 end
-return pack('<Bddd', 0, now, now, now + T.timeout) .. numbers .. id
+return pack('<Bddd', 0, now, now, now + T.timeout) .. numbers .. spent .. id

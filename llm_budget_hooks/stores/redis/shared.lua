@@ -3,13 +3,17 @@
 -- Stored, all under KEYS[1] = "lbh:{namespace}:", so that one cluster slot holds a namespace. Numbers are packed
 -- doubles (whole, up to 2^53), times are ms since the epoch, amounts are in the meter's unit (nano-dollars for usd).
 --   a:<account>            spent, reserved, start            or, of a rolling window:
---                          reserved, total, count, then per slot: number, sum, entries kept singly
---   a:<account>/<slot>     the entries of a slot kept singly: at, amount
+--                          reserved, total, count, oldest, serial, then per slot: number, sum
+--   e:<account>            sorted set of a rolling window's entries by instant: serial, amount
 --   u:<utterance>          start, last, calls, then the accounts it was counted in, each followed by a space
 --   h:<hold>               state, created, deadline, timeout, cost, tokens, until, number of rules and scopes,
 --                          rules, held, starts, then content, note, scopes, account keys as zero-ended strings
 --   o:<scope>              sorted set of open holds by deadline; "o:" is the global one
 --   x                      sorted set of expired holds by the time until which they are known
+--   r, s                   how often the settings were changed, and the hash of them; both for ever
+--   y:<history>            the last runs: at, value
+--   m:<mark>               how often it was asked, when it last said yes
+--   q, qd, ql              the stream to the ledger, how many rows it had no room for, and who drains it
 -- A rule is: meter, kind, scope (0 global, 1 tenant, 2 user and answer), limit, end of window, length of window.
 
 local root = KEYS[1]
@@ -20,6 +24,9 @@ local USD, TOKENS, CALLS, UTTERANCES, IN_FLIGHT = 1, 2, 3, 4, 5
 local CALENDAR, FIXED, ROLLING, ANSWER, GAUGE = 1, 2, 3, 4, 5
 local OPEN, EXPIRED, RELEASED, CHARGED, SETTLED = 0, 1, 2, 3, 4
 local MAX_AMOUNT = 9007199254740992
+local NEVER = MAX_AMOUNT
+local KINDS = {[0] = 'open', 'expired', 'released', 'charged', 'settled'}
+local SAMPLES, HISTORY = 20, 2592000000
 local SWEEP_LIMIT = 64
 local GAUGE_TTL = 172800000
 local UNSWEPT = 3024000000 -- 35 days: an open hold outlives every window it can be charged in
@@ -35,8 +42,6 @@ end
 
 local function width_of(length) return -floor(-length / 60) end
 
-local function slot_key(key, number) return root .. 'a:' .. key .. '/' .. string.format('%d', number) end
-
 -- Until when an account is kept; see machine.expiry.
 local function expiry(kind, ends, length, start, T, now)
   if kind == CALENDAR then return ends + length end
@@ -47,84 +52,106 @@ local function expiry(kind, ends, length, start, T, now)
 end
 
 local function read_log(raw)
-  if not raw then return {0, 0, 0, ''} end
-  local reserved, total, count = unpack_('<ddd', raw)
-  return {reserved, total, count, string.sub(raw, 25)}
+  if not raw then return {0, 0, 0, NEVER, 0, ''} end
+  local reserved, total, count, oldest, serial = unpack_('<ddddd', raw)
+  return {reserved, total, count, oldest, serial, string.sub(raw, 41)}
 end
 
--- Drop the slots that have left; return what is spent now and how many single entries live.
-local function rolled(key, log, length, now)
-  local oldest = floor((now - length + 1) / width_of(length))
-  local slots, at = log[4], 1
+local function log_text(log) return pack('<ddddd', log[1], log[2], log[3], log[4], log[5]) .. log[6] end
+
+-- Take what has left the window out of a rolling account.
+local function roll(key, log, length, now)
+  local oldest, slots, at = floor((now - length + 1) / width_of(length)), log[6], 1
   while at < #slots do
-    local number, sum, count = unpack_('<ddd', slots, at)
+    local number, sum = unpack_('<dd', slots, at)
     if number >= oldest then break end
-    log[2], log[3], at = log[2] - sum, log[3] - count, at + 24
+    log[2], at = log[2] - sum, at + 16
   end
-  if at > 1 then
-    slots = string.sub(slots, at)
-    log[4] = slots
+  if at > 1 then log[6] = string.sub(slots, at) end
+  local gone = now - length
+  if log[4] > gone then return end
+  local name, upto = root .. 'e:' .. key, string.format('%d', gone)
+  local dead = call('ZRANGEBYSCORE', name, '-inf', upto)
+  for d = 1, #dead do
+    local _, amount = unpack_('<dd', dead[d])
+    log[2] = log[2] - amount
   end
-  if slots == '' or unpack_('<d', slots) ~= oldest then return log[2], log[3] end
-  local entries, total, count = call('GET', slot_key(key, oldest)), 0, 0
-  for e = 1, entries and #entries or 0, 16 do
-    local at_ms, amount = unpack_('<dd', entries, e)
-    if at_ms <= now - length then total, count = total + amount, count + 1 end
-  end
-  return log[2] - total, log[3] - count
+  log[3] = log[3] - #dead
+  call('ZREMRANGEBYSCORE', name, '-inf', upto)
+  local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')
+  log[4] = first[2] and tonumber(first[2]) or NEVER
+  call('SET', root .. 'a:' .. key, log_text(log), 'KEEPTTL')
 end
 
--- Book an amount at its reserve instant, unless that has left the window, and save the account; live is how many
--- single entries live, where that is known.
-local function log_amount(key, log, length, at_ms, amount, T, now, live)
+-- Book an amount at its reserve instant, unless that has left the window, and save the account.
+local function log_amount(key, log, length, at_ms, amount, T, now)
   local width = width_of(length)
   local ttl = length + width + T.timeout
-  live = live or select(2, rolled(key, log, length, now))
   if amount ~= 0 and at_ms > now - length then
-    local single = live < T.exact and 1 or 0
-    local number, slots = floor(at_ms / width), log[4]
-    local at = #slots - 23
-    while at >= 1 and unpack_('<d', slots, at) > number do at = at - 24 end
-    if at >= 1 and unpack_('<d', slots, at) == number then
-      local _, sum, count = unpack_('<ddd', slots, at)
-      slots = string.sub(slots, 1, at - 1) .. pack('<ddd', number, sum + amount, count + single) .. string.sub(slots, at + 24)
+    log[2] = log[2] + amount
+    if log[3] < T.exact then
+      local name = root .. 'e:' .. key
+      log[3], log[4], log[5] = log[3] + 1, min(log[4], at_ms), log[5] + 1
+      call('ZADD', name, at_ms, pack('<dd', log[5], amount))
+      if log[3] == 1 or log[5] % 32 == 0 then call('PEXPIRE', name, 2 * ttl) end
     else
-      slots = string.sub(slots, 1, at + 23) .. pack('<ddd', number, amount, single) .. string.sub(slots, at + 24)
-    end
-    log[2], log[3], log[4] = log[2] + amount, log[3] + single, slots
-    if single == 1 then
-      local name = slot_key(key, number)
-      if call('APPEND', name, pack('<dd', at_ms, amount)) == 16 then call('PEXPIRE', name, ttl + width) end
-    end
-  end
-  call('SET', root .. 'a:' .. key, pack('<ddd', log[1], log[2], log[3]) .. log[4], 'PX', ttl)
-end
-
--- The first instant at which so much has left the window, 0 if never.
-local function frees_at(key, log, need, length, now)
-  local freed, slots = 0, log[4]
-  for at = 1, #slots, 24 do
-    local number, total = unpack_('<dd', slots, at)
-    local entries, singles = call('GET', slot_key(key, number)), {}
-    for e = 1, entries and #entries or 0, 16 do
-      local at_ms, amount = unpack_('<dd', entries, e)
-      singles[#singles + 1] = {at_ms, amount}
-      total = total - amount
-    end
-    table.sort(singles, function(a, b)
-      if a[1] ~= b[1] then return a[1] < b[1] end
-      return a[2] < b[2]
-    end)
-    for _, entry in ipairs(singles) do
-      if entry[1] > now - length then
-        freed = freed + entry[2]
-        if freed >= need then return entry[1] + length end
+      local number, slots = floor(at_ms / width), log[6]
+      local at = #slots - 15
+      while at >= 1 and unpack_('<d', slots, at) > number do at = at - 16 end
+      if at >= 1 and unpack_('<d', slots, at) == number then
+        local _, sum = unpack_('<dd', slots, at)
+        log[6] = string.sub(slots, 1, at - 1) .. pack('<dd', number, sum + amount) .. string.sub(slots, at + 16)
+      else
+        log[6] = string.sub(slots, 1, at + 15) .. pack('<dd', number, amount) .. string.sub(slots, at + 16)
       end
     end
-    freed = freed + total
-    if freed >= need then return (number + 1) * width_of(length) + length - 1 end
   end
-  return 0
+  call('SET', root .. 'a:' .. key, log_text(log), 'PX', ttl)
+end
+
+-- The first instant at which so much has left the window, 0 if never. A slot is as old as the last instant in it.
+local function frees_at(key, log, need, length)
+  local freed, slots, at, width = 0, log[6], 1, width_of(length)
+  local name, from = root .. 'e:' .. key, 0
+  local function slots_before(instant)
+    while at < #slots do
+      local number, sum = unpack_('<dd', slots, at)
+      local ends = (number + 1) * width - 1
+      if ends >= instant then return nil end
+      freed, at = freed + sum, at + 16
+      if freed >= need then return ends + length end
+    end
+  end
+  while true do
+    local some = call('ZRANGE', name, from, from + 255, 'WITHSCORES')
+    for e = 1, #some, 2 do
+      local at_ms = tonumber(some[e + 1])
+      local found = slots_before(at_ms)
+      if found then return found end
+      local _, amount = unpack_('<dd', some[e])
+      freed = freed + amount
+      if freed >= need then return at_ms + length end
+    end
+    if #some < 512 then break end
+    from = from + 256
+  end
+  return slots_before(NEVER) or 0
+end
+
+-- Append a row to the stream for the ledger, or count that there was no room for it.
+local function post(kind, id, was, now, facts, actual, most)
+  if call('XLEN', root .. 'q') >= most then
+    call('INCR', root .. 'qd')
+  else
+    call('XADD', root .. 'q', '*', 'k', kind, 'i', id, 'w', was, 't', string.format('%d', now), 'f', facts, 'a', actual)
+  end
+end
+
+-- Add a run to a history.
+local function add_sample(key, value, now)
+  local name = root .. 'y:' .. key
+  local runs = string.sub(call('GET', name) or '', -16 * (SAMPLES - 1))
+  call('SET', name, runs .. pack('<dd', now, value), 'PX', HISTORY)
 end
 
 local function read_hold(raw)
@@ -174,13 +201,14 @@ local function leave(id, h)
 end
 
 -- Move a hold into an ended state: in each account what was booked so far gives way to the actual amounts.
--- cost and tokens below 0 are not known: what was held stays charged.
-local function end_hold(id, h, state, cost, tokens, T, now)
+-- cost and tokens below 0 are not known: what was held stays charged. Returns what is spent in each account now.
+local function end_hold(id, h, state, cost, tokens, T, now, actual)
   local rules = {unpack_('<' .. string.rep(RULE, h.n), h.shape)}
   local names = {}
   for i = 1, h.n do names[i] = root .. 'a:' .. h.names[2 + h.m + i] end
-  local accounts = h.n > 0 and call('MGET', unpack(names)) or {}
+  local accounts, booked = h.n > 0 and call('MGET', unpack(names)) or {}, {}
   for i = 1, h.n do
+    booked[i] = 0
     local r = 6 * (i - 1)
     local meter, kind, key, held = rules[r + 1], rules[r + 2], h.names[2 + h.m + i], h.held[i]
     if meter ~= CALLS and meter ~= UTTERANCES and key ~= '' then
@@ -194,14 +222,17 @@ local function end_hold(id, h, state, cost, tokens, T, now)
         local length, start = rules[r + 6], h.starts[i]
         if kind == ROLLING then
           local log = read_log(accounts[i])
+          if accounts[i] then roll(key, log, length, now) end
           log[1] = max(log[1] - freed, 0)
           log_amount(key, log, length, h.created, target - before, T, now)
+          booked[i] = log[2]
         else
           local spent, reserved, began = 0, 0, start
           if accounts[i] then spent, reserved, began = unpack_('<ddd', accounts[i]) end
           local ttl = expiry(kind, rules[r + 5], length, start, T, now) - now
           if ttl > 0 and not ((kind == FIXED or kind == ANSWER) and began ~= start) then
             spent = min(max(spent + target - before, 0), MAX_AMOUNT)
+            booked[i] = spent
             call('SET', names[i], pack('<ddd', spent, max(reserved - freed, 0), began), 'PX', ttl)
           end
         end
@@ -210,6 +241,8 @@ local function end_hold(id, h, state, cost, tokens, T, now)
   end
   if h.state == OPEN then leave(id, h) end
   if h.state == EXPIRED then call('ZREM', root .. 'x', id) end
+  if T.outbox > 0 then post(KINDS[state], id, KINDS[h.state], now, h.note, actual or '', T.outbox) end
+  local count = h.n
   h.state, h.until_ = state, now + T.remember
   if state == SETTLED then
     h.cost, h.tokens, h.n, h.m, h.shape, h.names = cost, tokens, 0, 0, '', {h.content, ''}
@@ -218,6 +251,7 @@ local function end_hold(id, h, state, cost, tokens, T, now)
     call('PEXPIRE', root .. 'x', T.remember)
   end
   write_hold(id, h, T.remember)
+  return doubles(booked, count)
 end
 
 -- End due holds, at most SWEEP_LIMIT, in the order of the given scopes, the last of which is the global one.
