@@ -208,10 +208,13 @@ class MemoryCells:
         self._posted += 1
         self._outbox.append((str(self._posted), entry))
 
-    def posted(self, after: str, limit: int) -> list[tuple[str, tuple[str, str, str, int, str, str]]]:
-        """See `Cells.posted`."""
-        while after and self._outbox and int(self._outbox[0][0]) <= int(after):
+    def acknowledge(self, number: str) -> None:
+        """See `Cells.acknowledge`."""
+        while self._outbox and int(self._outbox[0][0]) <= int(number):
             self._outbox.popleft()
+
+    def posted(self, limit: int) -> list[tuple[str, tuple[str, str, str, int, str, str]]]:
+        """See `Cells.posted`."""
         return list(islice(self._outbox, limit))
 
     def dropped(self) -> int:

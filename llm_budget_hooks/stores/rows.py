@@ -198,10 +198,12 @@ class SqliteCells:
         count: int = self._execute("SELECT count(*) FROM outbox WHERE space = ?", (self._prefix,)).fetchone()[0]
         return count
 
-    def posted(self, after: str, limit: int) -> list[tuple[str, tuple[str, str, str, int, str, str]]]:
+    def acknowledge(self, number: str) -> None:
+        """See `Cells.acknowledge`."""
+        self._execute("DELETE FROM outbox WHERE space = ? AND number <= ?", (self._prefix, int(number)))
+
+    def posted(self, limit: int) -> list[tuple[str, tuple[str, str, str, int, str, str]]]:
         """See `Cells.posted`."""
-        if after:
-            self._execute("DELETE FROM outbox WHERE space = ? AND number <= ?", (self._prefix, int(after)))
         rows = self._execute(
             "SELECT number, entry FROM outbox WHERE space = ? ORDER BY number LIMIT ?", (self._prefix, limit)
         )

@@ -71,8 +71,11 @@ class Cells(Protocol):
     def post(self, entry: tuple[str, str, str, int, str, str], most: int) -> None:
         """Append kind, id, was, at_ms, facts and actual to the outbox, or count it as dropped if that is full."""
 
-    def posted(self, after: str, limit: int) -> list[tuple[str, tuple[str, str, str, int, str, str]]]:
-        """Number and entry of the first entries of the outbox, once those up to a number are taken away."""
+    def acknowledge(self, number: str) -> None:
+        """Take the entries up to a number out of the outbox."""
+
+    def posted(self, limit: int) -> list[tuple[str, tuple[str, str, str, int, str, str]]]:
+        """Number and entry of the first entries of the outbox."""
 
     def dropped(self) -> int:
         """How many entries were dropped for want of room."""

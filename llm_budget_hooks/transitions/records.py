@@ -197,10 +197,12 @@ def post(cells: Cells, command: Post, now: int) -> Taken:
 
 
 def take(cells: Cells, command: Take, now: int) -> Taken:
-    """Acknowledge, and read on, unless somebody else drains."""
+    """Acknowledge, then read on, unless somebody else drains."""
+    if command.done:
+        cells.acknowledge(command.done)
     owner, until = cells.lease()
     if owner and owner != command.owner and now < until:
         return Taken(now, leased=False, dropped=cells.dropped())
     cells.save_lease(command.owner, now + LEASE_MS)
-    rows = cells.posted(command.done, command.limit)
+    rows = cells.posted(command.limit)
     return Taken(now, rows=tuple((number, *row) for number, row in rows), dropped=cells.dropped())

@@ -81,15 +81,15 @@ if op == 4 then
   for i = 1, #texts, 3 do post(texts[i], texts[i + 1], '', now, texts[i + 2], '', a) end
 else
   local owner, done = texts[1], texts[2]
+  if done ~= '' then
+    local ms, seq = string.match(done, '^(%d+)-(%d+)$')
+    call('XTRIM', root .. 'q', 'MINID', ms .. '-' .. string.format('%d', seq + 1))
+  end
   local holder = call('GET', root .. 'ql')
   if holder and holder ~= owner then
     leased = 0
   else
     call('SET', root .. 'ql', owner, 'PX', a)
-    if done ~= '' then
-      local ms, seq = string.match(done, '^(%d+)-(%d+)$')
-      call('XTRIM', root .. 'q', 'MINID', ms .. '-' .. string.format('%d', seq + 1))
-    end
     for _, row in ipairs(call('XRANGE', root .. 'q', '-', '+', 'COUNT', b)) do
       found[#found + 1] = text_of(row[1])
       for f = 2, 12, 2 do found[#found + 1] = text_of(row[2][f]) end
