@@ -172,8 +172,9 @@ def _per_image(entry: Entry) -> int:
 def _per_search(entry: Entry) -> int:
     sizes = entry.get("search_context_cost_per_query")
     listed = _dollars(sizes.get("search_context_size_medium")) if isinstance(sizes, Mapping) else None
-    searching = entry.get("mode") in _TEXT_MODES
-    return rate_of(listed or (_SEARCHES.get(str(entry.get("litellm_provider")), 0) if searching else 0))
+    if listed:
+        return rate_of(listed)
+    return rate_of(_SEARCHES.get(str(entry.get("litellm_provider")), 0)) if entry.get("mode") in _TEXT_MODES else 0
 
 
 def _tokens(entry: Entry, key: str) -> int | None:

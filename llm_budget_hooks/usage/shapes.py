@@ -246,6 +246,8 @@ def _searches(usage: Any, given: Any, answer: Any, counts: Counts) -> int:
         counts.of(given, "web_search_requests"),
         counts.of(usage, "num_search_queries", "num_sources_used"),
     )
+    if not reported and field(usage, "search_context_size") is not None:
+        return 1  # Perplexity bills each request for its search (Perplexity, "Pricing")
     return reported or _shown_searches(answer)
 
 

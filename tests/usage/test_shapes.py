@@ -205,6 +205,10 @@ SHAPES: dict[str, tuple[Any, str | None, dict[str, Any]]] = {
         "perplexity",
         {"input_tokens": 50, "output_tokens": 300, "reasoning_tokens": 200, "searches": 5},
     ),
+    "Perplexity's Sonar": (
+        {"usage": {"prompt_tokens": 10, "completion_tokens": 100, "total_tokens": 110, "search_context_size": "low"}},
+        "perplexity", {"input_tokens": 10, "output_tokens": 100, "searches": 1},
+    ),
     "Groq, last chunk": (
         {"x_groq": {"usage": {"prompt_tokens": 5, "completion_tokens": 6, "queue_time": 0.1}}, "choices": []}, "groq",
         {"input_tokens": 5, "output_tokens": 6},
