@@ -55,13 +55,18 @@ class Proxy:
 
 @contextlib.contextmanager
 def running(
-    provider: FakeProvider, place: Path, policy: str, store: str | None = None, workers: int = 1
+    provider: FakeProvider,
+    place: Path,
+    policy: str,
+    store: str | None = None,
+    workers: int = 1,
+    settings: dict[str, Any] | None = None,
 ) -> Iterator[Proxy]:
     """A proxy on a free port, from a generated config.yaml."""
     store = store or f"sqlite:///{place}/budget.db"
     (place / "budgets.toml").write_text(policy)
     (place / "keys.py").write_text(AUTH)
-    (place / "config.yaml").write_text(json.dumps(_config(provider)))
+    (place / "config.yaml").write_text(json.dumps(_config(provider, settings or {})))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,6 +74,9 @@ def running(
         "LLM_BUDGET_STORE": store,
         "LLM_BUDGET_POLICY": str(place / "budgets.toml"),
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(32)}",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "ANTHROPIC_API_BASE": provider.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": "test",
     }
     command = [
         sys.executable, "-m", "litellm.proxy.proxy_cli", "--config", str(place / "config.yaml"),
@@ -85,14 +93,20 @@ def running(
         process.wait(30)
 
 
-def _config(provider: FakeProvider) -> dict[str, Any]:
+def _config(provider: FakeProvider, settings: dict[str, Any]) -> dict[str, Any]:
     where = {"api_base": provider.base_url, "api_key": "test"}
-    models = {"chat": "openai/gpt-4o-mini", "embed": "openai/text-embedding-3-small"}
+    models = {
+        "chat": "openai/gpt-4o-mini",
+        "embed": "openai/text-embedding-3-small",
+        "image": "openai/gpt-image-1",
+        "speech": "openai/tts-1",
+        "listen": "openai/whisper-1",
+    }
     return {
         "model_list": [
             {"model_name": name, "litellm_params": {"model": model, **where}} for name, model in models.items()
         ],
-        "litellm_settings": {"callbacks": "llm_budget_hooks.litellm.proxy.budget_callback"},
+        "litellm_settings": {"callbacks": "llm_budget_hooks.litellm.proxy.budget_callback", **settings},
         "general_settings": {"custom_auth": "keys.authenticate"},
     }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
+import wave
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
@@ -131,3 +133,14 @@ def balance(engine: BudgetEngine, budget: str = "dollars", **whose: str) -> tupl
     """What is spent and reserved in a budget."""
     found = next(status for status in engine.status(**whose) if status.budget == budget)
     return found.spent, found.reserved
+
+
+def wav(seconds: float) -> tuple[str, bytes]:
+    """A file of silence."""
+    sound = io.BytesIO()
+    with wave.open(sound, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(int(16_000 * seconds)))
+    return "a.wav", sound.getvalue()

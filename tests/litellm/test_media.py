@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import wave
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
 import litellm
 import pytest
-from routes import at, balance, in_tasks, in_threads
+from routes import at, balance, in_tasks, in_threads, wav
 
 from llm_budget_hooks import BudgetExceeded
 from llm_budget_hooks.litellm.media import amount_of
@@ -61,22 +60,12 @@ def test_what_is_priced_by_other_units_is_held_by_them(
     assert amount_of(kind, model, asked) == (None if amount is None else Decimal(amount))
 
 
-def _wav(seconds: float) -> tuple[str, bytes]:
-    sound = io.BytesIO()
-    with wave.open(sound, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(bytes(int(16_000 * seconds)))
-    return "a.wav", sound.getvalue()
-
-
 REAL: dict[str, tuple[dict[str, Any], str]] = {
     # 1 text token in at $5 and 40 image tokens out at $40 a million
     "image_generation": ({"model": "openai/gpt-image-1", "prompt": "cat"}, "0.001605"),
     "image_edit": ({"model": "openai/gpt-image-1", "prompt": "cat", "image": b"\x89PNG\r\n\x1a\n"}, "0.001605"),
     "speech": ({"model": "openai/tts-1", "input": "hello" * 100, "voice": "alloy"}, "0.0075"),
-    "transcription": ({"model": "openai/whisper-1", "file": _wav(4.5)}, "0.00045"),
+    "transcription": ({"model": "openai/whisper-1", "file": wav(4.5)}, "0.00045"),
     "rerank": ({"model": "cohere/rerank-english-v3.0", "query": "a", "documents": ["b"] * 250}, "0.006"),
     "text_completion": ({"model": "openai/gpt-3.5-turbo-instruct", "prompt": "hi"}, "0.0000815"),
     "embedding": ({"model": "openai/text-embedding-3-small", "input": ["hi"]}, "0.00000002"),
@@ -85,7 +74,7 @@ OWN: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "image_generation": ({"model": "openai/ours", "prompt": "cat", "n": 3}, {"per_image": "$0.02"}, "0.06"),
     "speech": ({"model": "openai/ours", "input": "a" * 50, "voice": "alloy"}, {"per_character": "$0.0001"}, "0.005"),
     "transcription": (
-        {"model": "openai/ours", "file": _wav(4.5), "response_format": "verbose_json"},
+        {"model": "openai/ours", "file": wav(4.5), "response_format": "verbose_json"},
         {"per_input_second": "$0.002"},
         "0.009",
     ),

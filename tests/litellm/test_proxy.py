@@ -13,11 +13,13 @@ import httpx
 import openai
 import pytest
 from proxies import Proxy, running
-from routes import MESSAGES, balance
+from routes import MESSAGES, balance, wav
 
+from llm_budget_hooks import Call
 from llm_budget_hooks.testing import FakeProvider, RedisServer, Reply
 
 USED = Decimal("0.0000243")
+CLAUDE = "claude-sonnet-4-5-20250929"
 POLICY = """
 store_timeout = "30s"
 [[budgets]]
@@ -67,12 +69,34 @@ def _messages(client: openai.OpenAI) -> None:
     assert httpx.post(url, json=asked, headers=headers, timeout=30).status_code == 200
 
 
+def _anthropic(client: openai.OpenAI, *, stream: bool = False) -> None:
+    """Anthropic's own interface, which the proxy passes through as it is."""
+    asked = {"model": CLAUDE, "messages": MESSAGES, "max_tokens": 100, "stream": stream}
+    headers = {"x-api-key": client.api_key, "authorization": f"Bearer {client.api_key}"}
+    url = str(client.base_url).replace("/v1/", "/anthropic/v1/messages")
+    assert httpx.post(url, json=asked, headers=headers, timeout=30).status_code == 200
+
+
+def _listen(client: openai.OpenAI) -> None:
+    assert client.audio.transcriptions.create(model="listen", file=wav(4.5)).text
+
+
 ROUTES: dict[str, tuple[Callable[[openai.OpenAI], Any], Decimal]] = {
     "chat": (lambda client: client.chat.completions.create(model="chat", messages=MESSAGES), USED),
     "stream": (_stream, USED),
     "embeddings": (lambda client: client.embeddings.create(model="embed", input="hello"), Decimal("0.00000002")),
     "responses": (lambda client: client.responses.create(model="chat", input="hello world"), USED),
     "messages": (_messages, USED),
+    # 1 text token in at $5 and 40 image tokens out at $40 a million
+    "images": (lambda client: client.images.generate(model="image", prompt="cat"), Decimal("0.001605")),
+    "speech": (
+        lambda client: client.audio.speech.create(model="speech", voice="alloy", input="hello" * 100),
+        Decimal("0.0075"),
+    ),
+    "transcription": (_listen, Decimal("0.00045")),
+    # 2 tokens in at $3 and 40 out at $15 a million
+    "anthropic": (_anthropic, Decimal("0.000606")),
+    "anthropic stream": (lambda client: _anthropic(client, stream=True), Decimal("0.000606")),
 }
 
 
@@ -83,6 +107,32 @@ def test_every_route_is_booked_to_who_was_authenticated(route: str, proxy: Proxy
     eventually(lambda: balance(proxy.engine, tenant="red", user=route), (cost, 0))
     assert balance(proxy.engine, "calls", tenant="red", user=route) == (1, 0)
     assert provider.count == 1
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_is_refused_before_the_provider(route: str, proxy: Proxy, provider: FakeProvider) -> None:
+    who = f"poor{list(ROUTES).index(route)}"
+    for _ in range(10):
+        proxy.engine.charge(Call(model="gpt-4o-mini", tenant="red", user=who), cost="0.01")
+    client = proxy.client(f"sk-red-{who}", max_retries=0)
+    with pytest.raises((openai.RateLimitError, AssertionError)):
+        ROUTES[route][0](client)
+    assert provider.count == 0
+    eventually(lambda: balance(proxy.engine, tenant="red", user=who), (Decimal("0.1"), 0))
+
+
+def test_an_answer_from_the_cache_costs_nothing_as_a_stream_too(
+    running_provider: FakeProvider, provider: FakeProvider, tmp_path: Path
+) -> None:
+    cached = {"cache": True, "cache_params": {"type": "local"}}
+    with running(running_provider, tmp_path, POLICY, settings=cached) as proxy:
+        client = proxy.client("sk-red-cached")
+        for _ in range(3):
+            client.chat.completions.create(model="chat", messages=MESSAGES)
+            _stream(client)
+        served = sum(request.path == "/v1/chat/completions" for request in provider.requests)
+        assert served < 6
+        eventually(lambda: balance(proxy.engine, tenant="red", user="cached"), (served * USED, 0))
 
 
 def test_ten_of_thirty_and_what_a_refusal_looks_like(proxy: Proxy, provider: FakeProvider) -> None:
