@@ -180,7 +180,8 @@ def _sqlite(url: URL) -> Engine:
 def _prepare(connection: Any, _: object) -> None:
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+    beside_store = connection.execute("PRAGMA user_version").fetchone()[0]  # one log keeps both in order
+    connection.execute(f"PRAGMA synchronous = {'NORMAL' if beside_store else 'FULL'}")
 
 
 def _begin(connection: Connection) -> None:

@@ -89,7 +89,7 @@ class Drain:
     _waiting: int
     _emptied: int
 
-    def __init__(self, outbox: Outbox, ledger: EntryWriter, *, limit: int = 200, name: str = "default") -> None:
+    def __init__(self, outbox: Outbox, ledger: EntryWriter, *, limit: int = 100, name: str = "default") -> None:
         self._outbox = outbox
         self._ledger = ledger
         self._limit = limit

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, Insert, Table, delete, select, tuple_
+from sqlalchemy import Connection, Insert, Table, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from llm_budget_hooks.errors import ConfigurationError
@@ -76,13 +75,12 @@ class Ledger(Reading):
             LedgerUnavailable: the database cannot be written; nothing is.
         """
         rows = [_readable(entry) for entry in entries]
+        chosen = {made: [_values(row) for row in rows if type(row) is made] for made in _TABLES}
         with self._database.writing() as connection:
-            for made in _TABLES:
-                chosen = [row for row in rows if type(row) is made]
-                if made is Run:
-                    chosen = _not_pruned(connection, chosen)
-                if chosen:
-                    connection.execute(self._insert(made), [_values(row) for row in chosen])
+            chosen[Run] = _not_pruned(connection, chosen[Run])
+            for made, values in chosen.items():
+                if values:
+                    connection.execute(self._insert(made), values)
 
     def prune(self, older_than: datetime) -> int:
         """Remove runs, refusals and events from before an instant; months keep what their runs add up to.
@@ -170,21 +168,20 @@ def _readable(entry: Entry) -> Row:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    values = {field.name: getattr(row, field.name) for field in fields(row)}
+    values = {name: getattr(row, name) for name in row.__slots__}
     if type(row) in _KINDS:
         values["kind"] = _KINDS[type(row)]
     return values
 
 
-def _not_pruned(connection: Connection, rows: Sequence[Any]) -> list[Any]:
+def _not_pruned(connection: Connection, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that were not removed before. Those that are there already are left to the insert."""
     if not rows:
-        return []
+        return rows
     gone = tables.pruned.c
-    keys = [(row.id, row.kind) for row in rows]
-    asked = select(gone.id, gone.kind).where(tuple_(gone.id, gone.kind).in_(keys))
+    asked = select(gone.id, gone.kind).where(gone.id.in_([row["id"] for row in rows]))
     found = {tuple(row) for row in connection.execute(asked)}
-    return [row for row, key in zip(rows, keys, strict=True) if key not in found]
+    return [row for row in rows if (row["id"], row["kind"]) not in found]
 
 
 def _key(names: Iterable[str]) -> str:

@@ -198,6 +198,38 @@ def test_it_lives_in_the_file_of_a_store_whichever_comes_first(tmp_path: Path) -
         ledger.close()
 
 
+def test_a_file_of_its_own_is_synced_at_each_commit_and_the_file_of_a_store_as_the_store_does(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    store.execute(Orphans(Terms()))
+    levels = {}
+    for name in ("store", "own"):
+        ledger = Ledger.open(f"sqlite:///{tmp_path / name}.db")
+        with ledger._database.reading() as connection:
+            levels[name] = connection.exec_driver_sql("PRAGMA synchronous").scalar()
+        ledger.close()
+    assert levels == {"store": 1, "own": 2}
+    store.close()
+
+
+def test_a_store_answers_while_a_ledger_in_its_file_is_written(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "both.db")
+    store.execute(Orphans(Terms()))
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'both.db'}")
+    writer = threading.Thread(
+        target=lambda: [ledger.write([settled(m) for m in range(n, n + 100)]) for n in range(0, 2_000, 100)]
+    )
+    writer.start()
+    answers = 0
+    while writer.is_alive():
+        store.execute(Orphans(Terms()))
+        answers += 1
+    writer.join()
+    assert answers > 20
+    assert rows(ledger, tables.runs) == 2_000
+    store.close()
+    ledger.close()
+
+
 def test_a_database_that_is_locked_is_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llm_budget_hooks.ledger.database._CONNECT_TIMEOUT_S", 0.05)
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
