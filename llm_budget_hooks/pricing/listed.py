@@ -60,6 +60,8 @@ _INCLUSIVE: Final = ("xai",)
 def listed_price(name: str, entry: Entry, cached_share: Decimal) -> Price | None:
     """The price of a listed model, or None where the list has none for its tokens, images or calls."""
     price = _priced(name, entry, cached_share)
+    if price is not None and entry.get("web_search_billing_unit") != "per_query" and _is_google(entry):
+        price = replace(price, searches_once=True)
     table = entry.get("off_peak_pricing")
     if price is None or not isinstance(table, Mapping):
         return price
@@ -85,6 +87,11 @@ def _priced(name: str, entry: Entry, cached_share: Decimal) -> Price | None:
         max_input_tokens=_tokens(entry, "max_input_tokens"),
         max_output_tokens=_tokens(entry, "max_output_tokens"),
     )
+
+
+def _is_google(entry: Entry) -> bool:
+    """Whether grounding is billed by the prompt unless the list says by the query (Gemini, "Grounding")."""
+    return str(entry.get("litellm_provider")).startswith(("gemini", "vertex_ai"))
 
 
 def limits_of(entry: Entry) -> tuple[int | None, int | None]:

@@ -95,6 +95,7 @@ class Price:
         unpriced: the classes of tokens without a rate, charged at the plain one.
         changes: what it costs from some instants on, in ms since the epoch, in their order.
         off_peak: when it costs less, and what; None if it always costs the same.
+        searches_once: a call that searched pays for one search, however many it made.
     """
 
     model: str
@@ -113,6 +114,7 @@ class Price:
     _loose: int
     changes: tuple[tuple[int, Price], ...] = ()
     off_peak: tuple[Hours, Price] | None = None
+    searches_once: bool = False
 
     @classmethod
     def of(
@@ -203,7 +205,8 @@ class Price:
         total += text * rates.output + reasoning * rates.reasoning
         total += spoken * rates.audio_out + drawn * rates.image_out
         units = self._units
-        total += max(usage.images, 0) * units.image + max(usage.searches, 0) * units.search
+        searches = min(usage.searches, 1) if self.searches_once else usage.searches
+        total += max(usage.images, 0) * units.image + max(searches, 0) * units.search
         total += max(usage.input_characters, 0) * units.character
         total += max(usage.input_ms, 0) * units.input_ms + max(usage.output_ms, 0) * units.output_ms
         return -(-total // self._grains)

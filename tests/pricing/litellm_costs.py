@@ -28,6 +28,8 @@ def main() -> None:
 def _cost(name: str, provider: str | None, counts: dict[str, Any]) -> float | None:
     from litellm.cost_calculator import batch_cost_calculator, cost_per_token
 
+    if any(counts.get(key) for key in ("input_ms", "output_ms", "input_characters", "searches")):
+        return _unit_cost(name, provider, counts)
     tier = counts.get("service_tier")
     try:
         if tier == "batch":
@@ -35,6 +37,29 @@ def _cost(name: str, provider: str | None, counts: dict[str, Any]) -> float | No
         return sum(
             cost_per_token(model=name, custom_llm_provider=provider, usage_object=_usage(counts), service_tier=tier)
         )
+    except Exception:  # noqa: BLE001 - any failure of theirs is the answer "none"
+        return None
+
+
+def _unit_cost(name: str, provider: str | None, counts: dict[str, Any]) -> float | None:
+    """What is charged by its length or by the search."""
+    import litellm
+    from litellm.cost_calculator import default_video_cost_calculator
+    from litellm.types.utils import ModelResponse, PromptTokensDetailsWrapper, ServerToolUse, TranscriptionResponse
+
+    try:
+        if counts.get("input_ms"):
+            heard = TranscriptionResponse(text="x")
+            heard.duration = counts["input_ms"] / 1000  # type: ignore[attr-defined]  # as LiteLLM sets it
+            return litellm.completion_cost(completion_response=heard, model=name, call_type="transcription")
+        if counts.get("input_characters"):
+            return litellm.completion_cost(model=name, prompt="x" * counts["input_characters"], call_type="speech")
+        if counts.get("output_ms"):
+            return default_video_cost_calculator(name, counts["output_ms"] / 1000, custom_llm_provider=provider)
+        usage = _usage(counts)
+        usage.prompt_tokens_details = PromptTokensDetailsWrapper(web_search_requests=counts["searches"])
+        usage.server_tool_use = ServerToolUse(web_search_requests=counts["searches"])
+        return litellm.completion_cost(completion_response=ModelResponse(model=name, usage=usage), model=name)
     except Exception:  # noqa: BLE001 - any failure of theirs is the answer "none"
         return None
 

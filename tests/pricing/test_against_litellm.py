@@ -169,22 +169,33 @@ def listed(name: str) -> Price | None:
     return listed_price(name, source.entries()[name], Decimal(1))
 
 
+def by_length(name: str) -> Counts:
+    """A usage of a model that is charged by letters or seconds alone; empty for other models."""
+    price = listed(name)
+    sizes: Counts = {"input_characters": 1000, "input_ms": 12_500, "output_ms": 4000}
+    if price is None:
+        return {}
+    nothing = price.cost_nusd(Usage())
+    return next(({key: n} for key, n in sizes.items() if price.cost_nusd(Usage(**{key: n})) > nothing), {})
+
+
 def chosen() -> list[str]:
     """A few models for every combination of cost keys."""
     groups: dict[Any, list[str]] = defaultdict(list)
     for name, entry in source.entries().items():
-        if provider(name) in NEEDS_A_LOGIN or listed(name) is None:
+        if provider(name) in NEEDS_A_LOGIN or listed(name) is None or by_length(name):
             continue
         keys = frozenset(key for key in entry if "cost" in key or key.endswith("_pricing"))
         groups[keys, entry.get("mode")].append(name)
     return [name for names in groups.values() for name in names[:: max(1, len(names) // EACH)][:EACH]]
 
 
-def asked(names: list[str]) -> list[float | None]:
-    questions = [[name, provider(name) or None, counts] for name in names for counts in shapes()]
+def asked(questions: list[tuple[str, Counts]]) -> list[float | None]:
+    """What LiteLLM says that usages of models cost, in dollars."""
+    named = [[name, provider(name) or None, counts] for name, counts in questions]
     script = Path(__file__).with_name("litellm_costs.py")
     done = subprocess.run(
-        [sys.executable, str(script)], input=json.dumps(questions), capture_output=True, text=True, check=True
+        [sys.executable, str(script)], input=json.dumps(named), capture_output=True, text=True, check=True
     )
     answers: list[float | None] = json.loads(done.stdout)
     return answers
@@ -192,7 +203,7 @@ def asked(names: list[str]) -> list[float | None]:
 
 def test_every_difference_from_litellm_has_a_cause() -> None:
     names = chosen()
-    answers = iter(asked(names))
+    answers = iter(asked([(name, counts) for name in names for counts in shapes()]))
     tally: Counter[str] = Counter()
     examples: dict[str, list[Difference]] = defaultdict(list)
     for name in names:
@@ -215,3 +226,37 @@ def test_every_difference_from_litellm_has_a_cause() -> None:
     assert examples["unexplained"] == []
     assert tally["no answer"] == 0
     assert tally["equal"] > 0.75 * tally.total()
+
+
+def test_letters_sound_and_film_cost_what_litellm_says() -> None:
+    questions = [(name, counts) for name in source.entries() if (counts := by_length(name))]
+    differing = []
+    for (name, counts), theirs in zip(questions, asked(questions), strict=True):
+        price = listed(name)
+        assert price is not None
+        if theirs is None or not close(price.cost_nusd(Usage(**counts)), theirs * 1e9):
+            differing.append((name, counts, price.cost_nusd(Usage(**counts)), theirs))
+    assert len(questions) > 150
+    assert differing == []
+
+
+SEARCHES = {
+    # Two searches, each billed (Anthropic, "Web search tool").
+    "claude-opus-4-6": 2,
+    # One fee for a grounded prompt up to Gemini 2.5 (Gemini, "Grounding with Google Search").
+    "gemini/gemini-2.5-flash": 1,
+    "gemini/gemini-2.5-pro": 1,
+}
+
+
+def test_searches_cost_what_litellm_says() -> None:
+    counts: Counts = {"input_tokens": 1000, "output_tokens": 10, "searches": 2}
+    answers = asked([(name, counts) for name in SEARCHES])
+    for (name, billed), theirs in zip(SEARCHES.items(), answers, strict=True):
+        price = listed(name)
+        assert price is not None
+        assert theirs is not None
+        assert close(price.cost_nusd(Usage(**counts)), theirs * 1e9), name
+        fee = price.cost_nusd(Usage(**counts)) - price.cost_nusd(Usage(**{**counts, "searches": 0}))
+        one = price.cost_nusd(Usage(**{**counts, "searches": 1})) - price.cost_nusd(Usage(**{**counts, "searches": 0}))
+        assert fee == billed * one
