@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from decimal import Decimal
@@ -28,10 +28,20 @@ def surrounding_utterance() -> Utterance | None:
     return _CURRENT.get()
 
 
+_FINDERS: list[Callable[[Any], Utterance | None]] = []
+
+
+def find_utterances(find: Callable[[Any], Utterance | None]) -> None:
+    """Let an integration say which utterance of an engine the running code is in, where no block says it."""
+    _FINDERS.append(find)
+
+
 def current_utterance(engine: object) -> Utterance | None:
-    """The utterance of this engine that the running code is in."""
+    """The utterance of this engine that the running code is in: by a block around it, else as integrations say."""
     scope = _CURRENT.get()
-    return scope if scope is not None and scope.engine is engine else None
+    if scope is None:
+        return next((found for find in _FINDERS if (found := find(engine)) is not None), None) if _FINDERS else None
+    return scope if scope.engine is engine else None
 
 
 class Utterance:

@@ -20,7 +20,7 @@ from weakref import ref
 from langchain_core.runnables.config import var_child_runnable_config
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
-from llm_budget_hooks.engine.utterance import current_utterance, surrounding_utterance
+from llm_budget_hooks.engine.utterance import current_utterance, find_utterances
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.langchain.bounded import Bounded
 from llm_budget_hooks.models import Call
@@ -62,8 +62,6 @@ class Root:
 
     def reserve(self, engine: BudgetEngine, call: Call) -> Reservation:
         """Reserve as this root's, whatever scope the code that calls the model is in."""
-        if surrounding_utterance() is None:
-            return engine.reserve(call)
         with self.scope.current():
             return engine.reserve(call)
 
@@ -164,6 +162,18 @@ def enter(root: Root) -> None:
 def root_here(engine: BudgetEngine) -> Root | None:
     """The root that the running code is in: by LangChain's own configuration, else by this context."""
     return Runs.of(engine).known(_parent_here()) or _root_of_context(engine)
+
+
+def _scope_here(engine: BudgetEngine) -> Utterance | None:
+    """The utterance of the run that LangChain says the running code is in."""
+    here = _parent_here()
+    runs: Runs | None = vars(engine).get(_KEPT) if here is not None else None
+    root = runs.known(here) if runs is not None else None
+    return root.scope if root is not None else None
+
+
+# Calls that code inside a run makes past LangChain are those of the run's utterance too.
+find_utterances(_scope_here)
 
 
 def _parent_here() -> int | None:

@@ -16,10 +16,12 @@ from typing import Any
 import litellm
 import pytest
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
 from langchain_litellm import ChatLiteLLM
+from langgraph.graph import START, MessagesState, StateGraph
 from runs_under_test import CALLS, OPEN, UTTERANCES, WHO, Engines, Models, budget, config, cost
 
-from llm_budget_hooks import BudgetEngine, ConfigurationError
+from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, Usage
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused, install, uninstall
 from llm_budget_hooks.langchain.bounded import Bounded
 from llm_budget_hooks.litellm import BudgetCallback
@@ -323,3 +325,64 @@ def test_b130_a_running_loop_does_not_mind_either_form(engines: Engines, models:
 
     asyncio.run(cell())
     assert budget(engine, "spend").spent == 2 * cost(100, 20)
+
+
+def _reserve(engine: BudgetEngine, provider: FakeProvider) -> None:
+    engine.settle(engine.reserve(Call(model="gpt-4o-mini", tenant="victim")), usage=Usage(output_tokens=20))
+
+
+def _scoped(engine: BudgetEngine, provider: FakeProvider) -> None:
+    with engine.utterance(tenant="victim", user="victim"):
+        _reserve(engine, provider)
+
+
+def _litellm(engine: BudgetEngine, provider: FakeProvider) -> None:
+    litellm.completion(
+        "openai/gpt-4o-mini",
+        messages=[{"role": "user", "content": "hi"}],
+        api_base=provider.base_url,
+        api_key="test",
+        max_tokens=50,
+        metadata={"tenant": "victim", "user": "victim"},
+    )
+
+
+@pytest.mark.parametrize("direct", [_reserve, _scoped, _litellm])
+@pytest.mark.parametrize("way", ["lambda", "batch", "node", "anode", "tool"])
+def test_calls_past_langchain_inside_a_run_are_those_of_its_utterance(
+    way: str, direct: Callable[..., None], engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine, model = engines({**UTTERANCES, "limit": 9}, {**CALLS, "limit": 99}), models()
+    litellm.callbacks = [BudgetCallback(engine)]
+    handler = BudgetCallbackHandler(engine)
+
+    def work(inputs: Any) -> Any:
+        model.invoke("hi")
+        direct(engine, provider)
+        return {}
+
+    @tool
+    def look_up(what: str) -> str:
+        """Look something up."""
+        return str(work(what))
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", work)
+    graph.add_edge(START, "node")
+    ways: dict[str, Callable[[Any], Any]] = {
+        "lambda": lambda run: RunnableLambda(work).invoke("hi", run),
+        "batch": lambda run: RunnableLambda(work).batch(["hi"], [run]),
+        "node": lambda run: graph.compile().invoke({"messages": ["hi"]}, run),
+        "anode": lambda run: asyncio.run(graph.compile().ainvoke({"messages": ["hi"]}, run)),
+        "tool": lambda run: look_up.invoke("x", run),
+    }
+    for user in ("u1", "u2"):
+        ways[way](config(handler, user=user))
+        engine.flush()
+        assert budget(engine, "calls", user=user).spent == 2
+        assert budget(engine, "utterances", user=user).spent == 1
+        assert budget(engine, "spend", user=user).spent > cost(100, 20)
+    assert budget(engine, "calls", "victim", "victim").spent == 0
+    assert budget(engine, "calls", "victim", "").spent == 0
+    engine.settle(engine.reserve(Call(model="gpt-4o-mini", tenant="acme", user="u3")), cost=0)
+    assert budget(engine, "calls", user="u3").spent == 1
