@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 (RULES,) = (text for language, text in BLOCKS if language == "toml")
 COMMANDS = [text.strip() for language, text in BLOCKS if language == "sh"]
 EXAMPLES = [text for language, text in BLOCKS if language == "python"]
-LITELLM, BUDGETED, LANGCHAIN, BARE = EXAMPLES
+LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE = EXAMPLES
 SPOKEN = "Good morning!"
 
 
@@ -119,6 +119,14 @@ def test_the_example_without_a_patch_is_capped_as_well(tmp_path: Path) -> None:
     assert session.runs[0].spent("default", None)["global-usd-day"] == session.billed > 0
 
 
+def test_the_example_of_a_router_is_capped(tmp_path: Path) -> None:
+    paid, *refused = run(tmp_path, [(ROUTER, RULES)]).runs
+    assert paid.said == SPOKEN
+    assert not refused
+    assert paid.spent("acme", "u1")["user-utterances-rolling:60s"] == 1
+    assert 0 < Decimal(str(paid.spent("acme", "u1")["user-day"])) < Decimal("0.0001")
+
+
 def test_the_example_without_a_framework_shows_what_was_held_and_spent(tmp_path: Path) -> None:
     first, *lines = run(tmp_path, [(BARE, RULES)]).runs[0].said.splitlines()
     assert first == "0.00048 held, 0.0002328 spent"
@@ -130,7 +138,7 @@ def test_the_example_without_a_framework_shows_what_was_held_and_spent(tmp_path:
 
 
 def test_every_python_block_is_one_of_those_above() -> None:
-    assert EXAMPLES == [LITELLM, BUDGETED, LANGCHAIN, BARE]
+    assert EXAMPLES == [LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE]
 
 
 def test_the_line_for_the_proxy_names_a_module_and_what_it_gives() -> None:
@@ -143,8 +151,8 @@ def test_the_line_for_the_proxy_names_a_module_and_what_it_gives() -> None:
 
 
 def test_the_examples_for_the_frameworks_are_short() -> None:
-    for example in (LITELLM, LANGCHAIN):
-        assert sum(bool(line.strip()) for line in example.splitlines()) <= 14
+    for example, lines in ((LITELLM, 10), (LANGCHAIN, 14)):
+        assert sum(bool(line.strip()) for line in example.splitlines()) <= lines
 
 
 def test_the_two_commands_are_one_line_each() -> None:

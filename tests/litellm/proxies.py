@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.testing import FakeProvider
 
 START_S = 90.0
+README = Path(__file__).parents[2] / "README.md"
 # Stands for the proxy's database of keys: "sk-red-alice" is alice of the team red.
 AUTH = """
 from litellm.proxy._types import UserAPIKeyAuth
@@ -102,11 +104,12 @@ def _config(provider: FakeProvider, settings: dict[str, Any]) -> dict[str, Any]:
         "speech": "openai/tts-1",
         "listen": "openai/whisper-1",
     }
+    (callback,) = re.findall(r"^  callbacks: (\S+)$", README.read_text(encoding="utf-8"), re.MULTILINE)
     return {
         "model_list": [
             {"model_name": name, "litellm_params": {"model": model, **where}} for name, model in models.items()
         ],
-        "litellm_settings": {"callbacks": "llm_budget_hooks.litellm.proxy.budget_callback", **settings},
+        "litellm_settings": {"callbacks": callback, **settings},
         "general_settings": {"custom_auth": "keys.authenticate"},
     }
 

@@ -15,7 +15,8 @@ import pytest
 from proxies import Proxy, running
 from routes import MESSAGES, balance, wav
 
-from llm_budget_hooks import Call
+from llm_budget_hooks import BudgetEngine, Call
+from llm_budget_hooks.litellm.proxy import _PROXY_BudgetCallback
 from llm_budget_hooks.testing import FakeProvider, RedisServer, Reply
 
 USED = Decimal("0.0000243")
@@ -217,3 +218,20 @@ def test_two_workers_share_one_redis(
         assert sum(isinstance(outcome, openai.RateLimitError) for outcome in outcomes) == 20
         assert sum(request.path == "/v1/chat/completions" for request in provider.requests) == 10
         eventually(lambda: balance(proxy.engine, "calls", tenant="red", user="ten"), (10, 0))
+
+
+@pytest.mark.parametrize(
+    ("identity", "payer"),
+    [
+        ({}, ("team", "user")),
+        ({"tenant": ["metadata.customer", "team_id"]}, ("initech", "user")),
+        ({"tenant": ["metadata.missing", "org_id"], "user": ["key_alias", "user_id"]}, (None, "nightly")),
+    ],
+)
+def test_the_policy_says_which_fields_of_the_proxy_name_the_payer(identity: Any, payer: Any) -> None:
+    from litellm.proxy._types import UserAPIKeyAuth
+
+    key = UserAPIKeyAuth(team_id="team", user_id="user", key_alias="nightly", metadata={"customer": "initech"})
+    callback = _PROXY_BudgetCallback(BudgetEngine.open("memory://", {"identity": identity}))
+    asked = callback._request(key, {"metadata": {"customer": "victim", "tenant": "victim", "user": "victim"}})
+    assert (asked.tenant, asked.user) == payer
