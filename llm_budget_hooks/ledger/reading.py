@@ -348,22 +348,40 @@ class Reading:
             if begins is None or budget.meter != "usd":
                 continue
             left_out = without if budget.scope != "global" else ()
-            for who, nusd in self._accounts(budget, begins, now, tenant, left_out).items():
+            until = now + timedelta(milliseconds=1)
+            accounts = self.accounts(budget, instant(begins), until, tenant=tenant, without=left_out)
+            for who, nusd in accounts.items():
                 spent = to_decimal(nusd)
                 limit = to_decimal(budget.limit_units)
                 found.append(Share(budget.name, *who, limit, spent, spent / limit))
         return found
 
-    def _accounts(
-        self, budget: Budget, begins_ms: int, now: datetime, tenant: str | None, without: Sequence[str]
+    def accounts(
+        self,
+        budget: Budget,
+        since: datetime,
+        until: datetime,
+        *,
+        tenant: str | None = None,
+        without: Sequence[str] = (),
     ) -> dict[tuple[str, str], int]:
+        """What each account of a budget of money has spent, in nano-dollars, by tenant and user.
+
+        Both are empty where the budget's scope is wider. Corrections of this budget and of spend itself are included.
+
+        Args:
+            budget: whose features and models count.
+            since, until: the span.
+            tenant: only this one; None: all but those in `without`.
+            without: tenants that have a budget of their own in its place.
+        """
         run, corrected = tables.runs.c, tables.overrides.c
         who = [run.tenant, run.user, run.feature, run.model]
         asked = select(*who, func.sum(run.booked_nusd)).where(run.tenant.not_in(without)).group_by(*who)
-        asked = asked.where(*_same(tables.runs, tenant=tenant), run.at_ms >= begins_ms, run.at_ms <= _ms(now))
+        asked = asked.where(*_same(tables.runs, tenant=tenant), *_within(tables.runs, since, until))
         corrections = select(corrected.tenant, corrected.user, corrected.booked_nusd).where(
             corrected.kind == "adjust", corrected.budget.in_(["", budget.name]), corrected.tenant.not_in(without),
-            *_same(tables.overrides, tenant=tenant), corrected.at_ms >= begins_ms, corrected.at_ms <= _ms(now),
+            *_same(tables.overrides, tenant=tenant), *_within(tables.overrides, since, until),
         )  # fmt: skip
         accounts: dict[tuple[str, str], int] = {}
         with self._database.reading() as connection:

@@ -11,7 +11,7 @@ from outboxes import settled
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.ledger import Ledger, LedgerUnavailable, Page
-from llm_budget_hooks.models import Policy
+from llm_budget_hooks.models import Budget, Policy
 from llm_budget_hooks.models.trail import (
     Entry,
     Run,
@@ -220,6 +220,21 @@ def test_who_is_over_a_share_of_a_limit(ledger: Ledger) -> None:
     ]
     big = [s for s in ledger.over_share(policy, NOW, Decimal("0.6")) if s.tenant == "big"]
     assert [(s.limit, s.share) for s in big] == [(8, Decimal("0.625"))]
+
+
+def test_b026_the_accounts_of_a_budget_can_be_read_to_the_nano_dollar(ledger: Ledger) -> None:
+    budget = Budget(scope="user", limit="$1", window="day", models=("gpt-4o*",), features=("chat",))
+    ledger.write([
+        settled(1, 1, ms(NOW)), settled(2, 2, ms(NOW)), settled(3, 4, ms(NOW), user="u2"),
+        settled(4, 8, ms(NOW), model="claude"), settled(5, 16, ms(NOW), feature="ask"),
+        settled(6, 32, ms(NOW) + 1_000), settled(7, 64, ms(NOW), tenant="b"),
+        adjusted("a", 1, user="u2", budget=budget.name), adjusted("b", 7, user="u2", budget="another"),
+    ])  # fmt: skip
+    until = NOW + timedelta(seconds=1)
+    wanted = {("acme", "u1"): 3, ("acme", "u2"): 4 + CENT}
+    assert ledger.accounts(budget, NOW, until) == {**wanted, ("b", "u1"): 64}
+    assert ledger.accounts(budget, NOW, until, without=["b"]) == wanted
+    assert ledger.accounts(budget, NOW, until, tenant="b") == {("b", "u1"): 64}
 
 
 def test_questions_of_the_last_day_are_counted_once(ledger: Ledger) -> None:
