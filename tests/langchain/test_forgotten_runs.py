@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
 from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_openai import ChatOpenAI
 from runs_under_test import CALLS, OPEN, Engines, Models, budget, config, cost
 
 from llm_budget_hooks import BudgetEngine, Call
@@ -121,3 +123,52 @@ def test_a_stream_that_is_only_held_open_keeps_its_hold(
     list(stream)
     assert held(engine) == 0
     assert budget(engine, "spend").spent == 2 * cost(100, 20)
+
+
+class BlockingOnly(ChatOpenAI):
+    """A model without an awaited form: LangChain runs the blocking one in a thread, which goes on when cancelled."""
+
+    _agenerate = BaseChatModel._agenerate
+
+
+def test_a_cancelled_call_whose_thread_goes_on_is_charged_what_it_held(
+    engines: Engines, provider: FakeProvider, clients: dict[str, Any]
+) -> None:
+    engine = engines(OPEN)
+    provider.hang_next()
+    model = BlockingOnly(
+        model="gpt-4o-mini", max_tokens=50, max_retries=0, base_url=provider.base_url, api_key="test", **clients
+    )
+
+    async def main() -> None:
+        task = asyncio.create_task(model.ainvoke("hi", config(BudgetCallbackHandler(engine))))
+        await asyncio.to_thread(provider.wait_for, 1)
+        assert held(engine) == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert held(engine) == 0
+        provider.answer_hung()
+
+    asyncio.run(main())
+    assert provider.count == 1
+    assert held(engine) == 0
+    assert budget(engine, "spend").spent == estimate(engine)
+
+
+def test_a_call_cancelled_while_a_rate_limiter_makes_it_wait(
+    engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines(OPEN)
+    model = models(rate_limiter=InMemoryRateLimiter(requests_per_second=0.001, check_every_n_seconds=0.01))
+
+    async def main() -> None:
+        for form in (model.ainvoke, lambda *args: anext(model.astream(*args))):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(form("hi", config(BudgetCallbackHandler(engine))), 0.2)
+            gc.collect()
+            await asyncio.sleep(0.01)
+            assert held(engine) == 0
+
+    asyncio.run(main())
+    assert provider.count == 0
