@@ -2,7 +2,9 @@
 
 What is not promised: attempts that a provider's own client repeats inside one call (``max_retries``) are one hold,
 since LangChain does not see them; a handler sees what LangChain's context reaches, which raw threads leave, see
-`install`; a handler cannot lower ``max_tokens``, which `BudgetMiddleware` can.
+`install` and `unseen_models`; a handler cannot lower ``max_tokens``, which `BudgetMiddleware` can. A retriever says
+that it ran, not what it used, and a reranker says nothing: wrap the embeddings below (`BudgetedEmbeddings`), and
+`BudgetEngine.charge` what else they cost.
 """
 
 from __future__ import annotations

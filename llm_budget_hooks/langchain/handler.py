@@ -3,7 +3,8 @@
 One blocking handler serves the blocking and the awaited forms alike: LangChain swallows what an async handler
 raises on a blocking path, and a graph has such paths inside its awaited ones. It runs inline, so it blocks the
 event loop for one trip to the store at the start and one at the end of each call: microseconds in memory and on
-SQLite, a network round trip on Redis, and never longer than the policy's ``store_timeout``.
+SQLite, a network round trip on Redis, and never longer than the policy's ``store_timeout``. Where that is too long
+for a loop, run the blocking form in threads.
 
 Failure: what goes wrong inside the handler at a start refuses the call, or lets it through under
 ``on_store_error = "allow"``; what goes wrong at an end is logged, and the hold then ends by its own timeout.
