@@ -18,6 +18,10 @@ class Priced(Protocol):
     """What an estimate needs of a price; `llm_budget_hooks.pricing.Price` has it."""
 
     @property
+    def is_free(self) -> bool:
+        """Whether no usage of the model costs anything."""
+
+    @property
     def max_input_tokens(self) -> int | None:
         """The model's largest input."""
 
@@ -64,6 +68,8 @@ def usd(
         if flat_nusd is None:
             raise _unpriced(call)
         return flat_nusd, "flat"
+    if price.is_free:
+        return 0, "bound"
     inputs = call.input_tokens
     if inputs is None:
         inputs = _largest(call, price.max_input_tokens, "input")

@@ -6,9 +6,11 @@ import itertools
 import os
 import unicodedata
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from decimal import Decimal
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -143,7 +145,13 @@ class Plan:
 
 
 class Planner:
-    """Plans the calls of one policy."""
+    """Plans the calls of one policy.
+
+    Attributes:
+        policy, prices: the rules and the price book.
+        terms: the policy's intervals, as stores need them.
+        revision: the number of the settings that are in force.
+    """
 
     def __init__(self, policy: Policy, prices: PriceBook) -> None:
         self.policy = policy
@@ -153,7 +161,22 @@ class Planner:
         self._step = StepBudget(parse_nusd(policy.step_budget), policy.step_tokens)
         self._flat = None if policy.unknown_price == "refuse" else parse_nusd(policy.unknown_price)
         self._compiled: dict[tuple[str, str | None, str], _Compiled] = {}
-        self._lines: dict[str, tuple[_Line, ...]] = {}
+        self._lines: dict[str, tuple[tuple[_Line, ...], int]] = {}
+        self._limits: Mapping[str, Mapping[str, tuple[int, int]]] = {}
+        self._seen_ms = 0
+        self.revision = 0
+
+    def override(self, revision: int, limits: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
+        """Plan with other limits from now on.
+
+        Args:
+            revision: the number of the settings that these are.
+            limits: by tenant (empty for budgets of scope global) and budget: the limit and until when, 0 for ever.
+        """
+        self._limits = limits
+        self._lines.clear()
+        self._compiled.clear()
+        self.revision = revision
 
     def plan(self, call: Call, now_ms: int, mode: int = Mode.HOLD, actual: tuple[int, int] | None = None) -> Plan:
         """Plan a reserve, a check or a charge.
@@ -173,6 +196,7 @@ class Planner:
         if self.policy.missing_identity == "deny" and not (tenant and user):
             raise unidentified()
         tenant = tenant or DEFAULT_TENANT
+        self._seen_ms = now_ms
         compiled = self._compile(tenant, call.feature, call.model, now_ms)
         hashes = _identity(tenant, user)
         utterance = digest("a", tenant, user, call.utterance) if call.utterance else ""
@@ -182,15 +206,36 @@ class Planner:
         command = Reserve(
             hold_key(id), _MADE_UP if call.id is None else _content(call, tenant, user), compiled.shape,
             _keys(compiled, hashes, utterance), amounts, _scopes(compiled, hashes), utterance, self.terms,
-            compiled.from_ms, compiled.until_ms, mode, call.model,
+            compiled.from_ms, compiled.until_ms, mode, call.model, None, self.revision,
         )  # fmt: skip
         return Plan(command, id, nusd, basis, price)
+
+    def entry(self, call: Call, now_ms: int) -> Plan | None:
+        """Plan the counting of an utterance that begins; None if no budget counts it then.
+
+        Args:
+            call: whose utterance it is, and of which feature.
+            now_ms: the store's time, as far as it is known.
+        """
+        tenant, user = normalised(call.tenant) or DEFAULT_TENANT, normalised(call.user)
+        found, until_ms = self._of(tenant, now_ms)
+        lines = [n for n in found if n.budget.count == "entry" and n.budget.covers(call.feature, call.model)]
+        if not lines:
+            return None
+        compiled = _summary(sorted(lines, key=self._report_order)).at(now_ms)
+        hashes, utterance = _identity(tenant, user), digest("a", tenant, user, call.utterance or "")
+        command = Reserve(
+            "", "", compiled.shape, _keys(compiled, hashes, utterance), (1,) * len(lines),
+            _scopes(compiled, hashes), utterance, self.terms, compiled.from_ms, min(compiled.until_ms, until_ms),
+            Mode.ENTER, "", None, self.revision,
+        )  # fmt: skip
+        return Plan(command, "", 0, "bound", None)
 
     def read(self, tenant: str | None, user: str | None, now_ms: int) -> tuple[Read, tuple[_Line, ...]]:
         """Plan a reading of all budgets that are about a tenant and a user; without a tenant, the global ones."""
         name = normalised(tenant) or DEFAULT_TENANT
         scopes = {"global"} | ({"tenant"} if tenant is not None else set()) | ({"user"} if user is not None else set())
-        lines = tuple(line for line in self._of(name) if line.budget.scope in scopes)
+        lines = tuple(line for line in self._of(name, now_ms)[0] if line.budget.scope in scopes)
         compiled = _summary(lines).at(now_ms)
         hashes = _identity(name, normalised(user))
         keys = _keys(compiled, hashes, "")
@@ -201,7 +246,7 @@ class Planner:
 
     def answer_lines(self, tenant: str | None, feature: str | None) -> tuple[_Line, ...]:
         """The ceilings of an answer of a feature."""
-        lines = self._of(normalised(tenant) or DEFAULT_TENANT)
+        lines = self._of(normalised(tenant) or DEFAULT_TENANT, self._seen_ms)[0]
         return tuple(n for n in lines if n.scope == 3 and (not n.budget.features or feature in n.budget.features))
 
     def read_answer(
@@ -224,32 +269,64 @@ class Planner:
 
     def windows(self, tenant: str | None) -> dict[str, Window | None]:
         """The window of each of a tenant's budgets, by the budget's name."""
-        return {line.budget.name: line.window for line in self._of(normalised(tenant) or DEFAULT_TENANT)}
+        lines, _ = self._of(normalised(tenant) or DEFAULT_TENANT, self._seen_ms)
+        return {line.budget.name: line.window for line in lines}
 
     def planned_nusd(self, steps: Iterable[str]) -> int:
         """What an answer of these steps is expected to cost."""
         return sum(self._steps.get(step, self._step).nusd for step in steps)
 
-    def _of(self, tenant: str) -> tuple[_Line, ...]:
-        own = tenant if tenant in self.policy.tenants else ""
-        lines = self._lines.get(own)
-        if lines is None:
-            lines = self._lines[own] = tuple(_line(b, self.policy.timezone) for b in self.policy.budgets_of(own))
-        return lines
+    def _of(self, tenant: str, now_ms: int) -> tuple[tuple[_Line, ...], int]:
+        """The budgets that bind a tenant, and until when they are so."""
+        own = tenant if tenant in self.policy.tenants or tenant in self._limits else ""
+        found = self._lines.get(own)
+        if found is None or now_ms >= found[1]:
+            found = self._lines[own] = self._overridden(own, now_ms)
+        return found
+
+    def _overridden(self, tenant: str, now_ms: int) -> tuple[tuple[_Line, ...], int]:
+        lines, until_ms = [], MAX_AMOUNT
+        for budget in self.policy.budgets_of(tenant, switched_off=True):
+            whose = "" if budget.scope == "global" else tenant
+            limit, ends_ms = self._limits.get(whose, {}).get(budget.name, (None, 0))
+            if limit is not None and (not ends_ms or now_ms < ends_ms):
+                budget = budget.limited(limit)
+                until_ms = min(until_ms, ends_ms or MAX_AMOUNT)
+            if budget.limit_units:
+                lines.append(_line(budget, self.policy.timezone))
+        return tuple(lines), until_ms
 
     def _compile(self, tenant: str, feature: str | None, model: str, now_ms: int) -> _Compiled:
-        key = (tenant if tenant in self.policy.tenants else "", feature, model)
+        own = tenant if tenant in self.policy.tenants or tenant in self._limits else ""
+        key = (own, feature, model)
         compiled = self._compiled.get(key)
-        if compiled is None:
-            lines = [line for line in self._of(tenant) if line.budget.covers(feature, model)]
-            lines.sort(key=self._report_order)
-            if len(self._compiled) >= _MAX_SHAPES:
-                self._compiled.clear()
-            compiled = _summary(lines)
-        elif compiled.from_ms <= now_ms < compiled.until_ms:
+        if compiled is not None and compiled.from_ms <= now_ms < compiled.until_ms:
             return compiled
-        compiled = self._compiled[key] = compiled.at(now_ms)
+        found, until_ms = self._of(tenant, now_ms)
+        covering = (self._cut(line, tenant, model) for line in found if line.budget.covers(feature, model))
+        lines = sorted(covering, key=self._report_order)
+        if len(self._compiled) >= _MAX_SHAPES:
+            self._compiled.clear()
+        compiled = _summary(lines).at(now_ms)
+        compiled.until_ms = min(compiled.until_ms, until_ms)
+        self._compiled[key] = compiled
         return compiled
+
+    def _cut(self, line: _Line, tenant: str, model: str) -> _Line:
+        """A spend or token budget with a window, as far as its cutoff lets this model go."""
+        if line.meter > Meter.TOKENS or line.window is None:
+            return line
+        own = self.policy.tenants.get(tenant)
+        cutoff = own.cutoff if own is not None and own.cutoff is not None and line.scope else self.policy.cutoff
+        if cutoff == "warn":
+            return replace(line, limit=MAX_AMOUNT - 1)
+        if cutoff == "soft" and self.is_cheap(model):
+            return replace(line, limit=min(int(line.limit * Decimal(str(self.policy.soft_ceiling))), MAX_AMOUNT - 1))
+        return line
+
+    def is_cheap(self, model: str) -> bool:
+        """Whether a model is of the tier that survives a soft cutoff."""
+        return any(fnmatchcase(model, pattern) for pattern in self.policy.tiers.get("cheap", ()))
 
     def _report_order(self, line: _Line) -> tuple[bool, bool, int]:
         counted = line.meter > Meter.TOKENS

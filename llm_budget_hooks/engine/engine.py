@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from llm_budget_hooks.engine.operations import Clock, Operations, Steps
+from llm_budget_hooks.engine.administration import Administration
+from llm_budget_hooks.engine.operations import Clock
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (
@@ -27,6 +28,7 @@ from llm_budget_hooks.models import (
     Settlement,
     Usage,
 )
+from llm_budget_hooks.transitions import Ended
 
 T = TypeVar("T")
 _log = logging.getLogger("llm_budget_hooks")
@@ -35,7 +37,7 @@ BEFORE_FLUSH: list[Callable[[], object]] = []
 """What integrations wait for before an engine is flushed: ends of calls that they have put off."""
 
 
-class BudgetEngine(Operations):
+class BudgetEngine(Administration):
     """Decides before a call whether it may be paid for, and books its cost after.
 
     One engine serves threads and any number of event loops. It can be pickled and forked, unless its store is
@@ -108,11 +110,29 @@ class BudgetEngine(Operations):
             AlreadyResolved: the call's id was reserved before and has ended.
             ReservationConflict: the call's id was reserved before with other content.
         """
-        return self.run(self._reserve(call))
+        planned = self._at_once(call)
+        if planned is None:
+            return self.run(self._reserve(call))
+        plan = planned[2]
+        try:
+            answer: Any = self._store.execute(plan.command)
+        except BaseException:
+            self._bury(plan)
+            raise
+        return self._held(*planned, answer) if not answer.verdict else self.run(self._decided(*planned, answer))
 
     async def areserve(self, call: Call) -> Reservation:
         """Same as `reserve`, awaited."""
-        return await self.arun(self._reserve(call))
+        planned = self._at_once(call)
+        if planned is None:
+            return await self.arun(self._reserve(call))
+        plan = planned[2]
+        try:
+            answer: Any = await self._store.aexecute(plan.command)
+        except BaseException:
+            self._bury(plan)
+            raise
+        return self._held(*planned, answer) if not answer.verdict else await self.arun(self._decided(*planned, answer))
 
     def settle(
         self,
@@ -136,7 +156,16 @@ class BudgetEngine(Operations):
         Raises:
             ConfigurationError: a cost that cannot be; nothing is changed.
         """
-        return self.run(self._settle(reservation, usage, cost, model))
+        if type(reservation) is not Reservation:
+            return self.run(self._settle(reservation, usage, cost, model))
+        finish = self._settling(reservation, usage, cost, model)
+        try:
+            answer: Any = self._store.execute(finish)
+        except BaseException as error:  # noqa: BLE001 - what it means is decided there
+            return self._unanswered(finish, reservation, error)
+        if answer.ended != Ended.SETTLED:
+            return self.run(self._ended(finish, reservation, answer))
+        return self._settled(finish, reservation, answer)
 
     async def asettle(
         self,
@@ -147,7 +176,16 @@ class BudgetEngine(Operations):
         model: str | None = None,
     ) -> Settlement:
         """Same as `settle`, awaited."""
-        return await self.arun(self._settle(reservation, usage, cost, model))
+        if type(reservation) is not Reservation:
+            return await self.arun(self._settle(reservation, usage, cost, model))
+        finish = self._settling(reservation, usage, cost, model)
+        try:
+            answer: Any = await self._store.aexecute(finish)
+        except BaseException as error:  # noqa: BLE001 - what it means is decided there
+            return self._unanswered(finish, reservation, error)
+        if answer.ended != Ended.SETTLED:
+            return await self.arun(self._ended(finish, reservation, answer))
+        return self._settled(finish, reservation, answer)
 
     def release(self, reservation: Reservation | str) -> Settlement:
         """Give a hold back: nothing was or will be billed. Corrects a provisional end to zero."""
@@ -319,31 +357,3 @@ class BudgetEngine(Operations):
         from llm_budget_hooks import html
 
         return html.balances(self.status(), repr(self))
-
-    def run(self, steps: Steps[T]) -> T:
-        """Carry out an operation of this engine's parts, blocking."""
-        try:
-            command = next(steps)
-            while True:
-                try:
-                    answer = self._store.execute(command)
-                except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
-                    command = steps.throw(error)
-                else:
-                    command = steps.send(answer)
-        except StopIteration as stop:
-            return cast("T", stop.value)
-
-    async def arun(self, steps: Steps[T]) -> T:
-        """Same as `run`, awaited."""
-        try:
-            command = next(steps)
-            while True:
-                try:
-                    answer = await self._store.aexecute(command)
-                except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
-                    command = steps.throw(error)
-                else:
-                    command = steps.send(answer)
-        except StopIteration as stop:
-            return cast("T", stop.value)

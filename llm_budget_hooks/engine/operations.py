@@ -17,8 +17,9 @@ from decimal import Decimal
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from llm_budget_hooks.engine.refusals import answer_estimate, in_units, refusal
+from llm_budget_hooks.engine.refusals import Stage, answer_estimate, in_units, killed, refusal
 from llm_budget_hooks.engine.reservation import Reservation
+from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
 from llm_budget_hooks.engine.utterance import Utterance, current_utterance
 from llm_budget_hooks.errors import (
     AlreadyResolved,
@@ -41,7 +42,7 @@ from llm_budget_hooks.models import (
 )
 from llm_budget_hooks.models.calls import checked_cost
 from llm_budget_hooks.money import to_decimal
-from llm_budget_hooks.plan import Plan, Planner, hold_key, normalised
+from llm_budget_hooks.plan import DEFAULT_TENANT, Plan, Planner, hold_key, normalised
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import (
@@ -58,6 +59,8 @@ from llm_budget_hooks.transitions import (
     Orphans,
     Read,
     Reserved,
+    Settings,
+    SettingsNow,
     State,
     Verdict,
 )
@@ -104,7 +107,36 @@ class Operations:
         self._origin = origin
         self._planner = Planner(policy, self.prices)
         self._pending: deque[Finish] = deque(maxlen=_PENDING)
+        self._settings = LiveSettings()
         self._utterances: WeakValueDictionary[tuple[str, str, str], Utterance] = WeakValueDictionary()
+
+    def run(self, steps: Steps[T]) -> T:
+        """Carry out an operation of this engine's parts, blocking."""
+        try:
+            command = next(steps)
+            while True:
+                try:
+                    answer = self._store.execute(command)
+                except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
+                    command = steps.throw(error)
+                else:
+                    command = steps.send(answer)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Same as `run`, awaited."""
+        try:
+            command = next(steps)
+            while True:
+                try:
+                    answer = await self._store.aexecute(command)
+                except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
+                    command = steps.throw(error)
+                else:
+                    command = steps.send(answer)
+        except StopIteration as stop:
+            return cast("T", stop.value)
 
     def join(self, scope: Utterance) -> None:
         """Let an utterance know what its calls cost, for as long as somebody holds it."""
@@ -177,7 +209,9 @@ class Operations:
         if now is None:
             now = self._store.now_ms()
         for _ in range(_REPLANS):
-            plan = self._planner.plan(call, now, mode, actual)
+            if self._settings.kills:
+                yield from self._refuse_killed(call)
+            plan = self._plan(call, now, mode, actual)
             if mode == Mode.CHECK:
                 plan.command.id = ""
             plan.command.now_ms = given
@@ -185,23 +219,108 @@ class Operations:
                 answer: Reserved = yield plan.command
             except BaseException:
                 if mode == Mode.HOLD:
-                    lost = Finish(plan.command.id, Ending.RELEASE, self._planner.terms, bury=True, now_ms=given)
-                    self._pending.append(lost)
+                    self._bury(plan)
                 raise
-            if answer.verdict != Verdict.CLOCK:
+            if answer.verdict == Verdict.STALE:
+                yield from self._refresh()
+            elif answer.verdict != Verdict.CLOCK:
                 return plan, answer
             now = answer.now_ms
         raise StoreUnavailable("The store's clock moves faster than a call can be planned. Nothing is held.")
+
+    def _plan(self, call: Call, now: int, mode: int, actual: tuple[int, int] | None) -> Plan:
+        entry = self._planner.entry(call, now) if mode == Mode.ENTER else None
+        return entry if entry is not None else self._planner.plan(call, now, mode, actual)
+
+    def enter(self, scope: Utterance) -> Steps[None]:
+        """Count an utterance that begins in the budgets that count it then, whatever it will call.
+
+        Raises:
+            BudgetExceeded: a budget said no; nothing is counted.
+        """
+        call = Call(
+            model="*", tenant=scope.tenant, user=scope.user, feature=scope.feature, utterance=scope.id, amount=0
+        )
+        if self._planner.entry(call, self.now_ms()) is None:
+            return
+        plan, answer = yield from self._planned(call, Mode.ENTER)
+        if answer.verdict != Verdict.ADMITTED:
+            raise self._refused(call, plan, answer, "start")
+
+    def _bury(self, plan: Plan) -> None:
+        """A hold may have been taken though its answer never came: it is released with a later operation."""
+        command = plan.command
+        lost = Finish(command.id, Ending.RELEASE, self._planner.terms, bury=True, now_ms=command.now_ms)
+        self._pending.append(lost)
+
+    def _refuse_killed(self, call: Call) -> Steps[None]:
+        """Raise if the tenant is stopped, once the store says that this is still so."""
+        tenant = normalised(call.tenant) or DEFAULT_TENANT
+        if self._settings.killed(tenant) is not None:
+            yield from self._refresh()
+            switch = self._settings.killed(tenant)
+            if switch is not None:
+                raise killed(switch, call.tenant)
+
+    def _refresh(self) -> Steps[None]:
+        """Plan with the settings that the store has now."""
+        answer: SettingsNow = yield Settings(now_ms=self._given_ms())
+        self._apply(live(answer))
+
+    def _apply(self, settings: LiveSettings) -> None:
+        limits = {
+            tenant: {name: (o.limit, o.until_ms) for name, o in overrides.items() if o.limit is not None}
+            for tenant, overrides in settings.overrides.items()
+        }
+        self._planner.override(settings.revision, limits)
+        self._settings = settings
+
+    def _change(self, made: Callable[[LiveSettings, int], Changes]) -> Steps[bool]:
+        """Change the settings as seen from what they are; again if somebody else changes them meanwhile.
+
+        Returns:
+            whether anything was changed.
+        """
+        given = self._given_ms()
+        answer: SettingsNow = yield Settings(now_ms=given)
+        for _ in range(_REPLANS):
+            self._apply(live(answer))
+            changes = made(self._settings, answer.now_ms)
+            if not changes:
+                return False
+            answer = yield Settings(changes, answer.revision, given)
+            if answer.changed:
+                self._apply(live(answer))
+                return True
+        raise StoreUnavailable("Others keep changing the settings; nothing was changed. Try again.", busy=True)
+
+    def _at_once(self, call: Call) -> tuple[Call, Utterance | None, Plan] | None:
+        """The plan of a reserve that nothing has to come before; None: `_reserve` knows what."""
+        if self._pending or self._settings.kills:
+            return None
+        call, scope = self._joined(call)
+        given = self._given_ms()
+        plan = self._planner.plan(call, self._store.now_ms() if given is None else given)
+        plan.command.now_ms = given
+        return call, scope, plan
 
     def _reserve(self, call: Call) -> Steps[Reservation]:
         if self._pending:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
         plan, answer = yield from self._planned(call, Mode.HOLD)
+        return (yield from self._decided(call, scope, plan, answer))
+
+    def _decided(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Steps[Reservation]:
+        if answer.verdict in (Verdict.STALE, Verdict.CLOCK):
+            return (yield from self._reserve(call))
         if answer.verdict == Verdict.DUPLICATE:
             yield from self._as_held(plan, answer)
         elif answer.verdict != Verdict.ADMITTED:
             raise self._refused(call, plan, answer)
+        return self._held(call, scope, plan, answer)
+
+    def _held(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Reservation:
         reservation = Reservation(call, plan, answer)
         if scope is not None:
             scope.begin(reservation.id, plan.estimate_nusd)
@@ -215,13 +334,14 @@ class Operations:
             if plan.command.keys != hold.keys:
                 plan.command.shape, plan.command.keys, plan.command.scopes = hold.shape, hold.keys, hold.scopes
 
-    def _refused(self, call: Call, plan: Plan, answer: Reserved) -> Exception:
+    def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Exception:
         if answer.verdict == Verdict.CONFLICT:
             return ReservationConflict(plan.id)
         if answer.verdict == Verdict.ENDED:
             return AlreadyResolved(plan.id, _STATE[State(answer.state)])
         rules = plan.command.shape.rules
-        return refusal(call, self.policy, rules, answer.failures, self._planner.windows(call.tenant), answer.now_ms)
+        windows = self._planner.windows(call.tenant)
+        return refusal(call, self.policy, rules, answer.failures, windows, answer.now_ms, stage)
 
     def _settle(
         self,
@@ -233,18 +353,40 @@ class Operations:
         known = None if cost is None else checked_cost("settle", "cost", cost)
         held = reservation if isinstance(reservation, Reservation) else None
         estimate = held._estimate_nusd if held else None
-        if known is None and usage is not None:
-            asked = held.call.model if held else None
-            if held is None:
+        if held is not None:
+            finish = self._settling(held, usage, cost, model)
+        else:
+            if known is None and usage is not None:
                 asked, estimate = yield from self._remembered(str(reservation))
-            known = self._cost(usage, model, asked, held.call.service_tier if held else None)
-        final = usage is not None or cost is not None
-        finish = Finish(
-            held._key if held else hold_key(str(reservation)), Ending.SETTLE, self._planner.terms,
-            known, usage.total_tokens if usage else None, final,
-        )  # fmt: skip
+                known = self._cost(usage, model, asked, None)
+            finish = Finish(
+                hold_key(str(reservation)), Ending.SETTLE, self._planner.terms,
+                known, usage.total_tokens if usage else None, usage is not None or cost is not None,
+            )  # fmt: skip
         answer = yield from self._finish(finish, held)
-        return self._settlement(reservation, answer, known, estimate, final)
+        return self._settlement(reservation, answer, finish.cost_nusd, estimate, finish.final)
+
+    def _settling(
+        self, held: Reservation, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
+    ) -> Finish:
+        """The command that settles a hold which its owner carries."""
+        known = None if cost is None else checked_cost("settle", "cost", cost)
+        tokens = None
+        if usage is not None:
+            tokens = usage.input_tokens + usage.output_tokens
+            if known is None:
+                known = self._cost(usage, model, held.call.model, held.call.service_tier)
+        final = usage is not None or cost is not None
+        return Finish(
+            held._key, Ending.SETTLE, self._planner.terms, known, tokens, final, None, False, self._given_ms()
+        )
+
+    def _unsent(self, finish: Finish, held: Reservation, error: StoreUnavailable) -> None:
+        """Keep a settle that the store did not take, with what it needs to be booked later."""
+        if finish.hold is None:
+            finish.hold = held.hold(self.now_ms(), self._planner.terms.timeout_ms)
+        self._pending.append(finish)
+        _log.warning("A settle or release is kept until the store answers again: %s", error)
 
     def _remembered(self, id: str) -> Steps[tuple[str | None, int | None]]:
         """Model and estimate of a hold that is known by its id alone."""
@@ -282,10 +424,11 @@ class Operations:
                 command.hold = held.hold(answer.now_ms, self._planner.terms.timeout_ms)
                 answer = yield command
         except StoreUnavailable as error:
-            if held is not None and command.hold is None:
-                command.hold = held.hold(self.now_ms(), self._planner.terms.timeout_ms)
-            self._pending.append(command)
-            _log.warning("A settle or release is kept until the store answers again: %s", error)
+            if held is not None:
+                self._unsent(command, held, error)
+            else:
+                self._pending.append(command)
+                _log.warning("A settle or release is kept until the store answers again: %s", error)
             return None
         except BaseException:
             self._pending.append(command)
@@ -293,6 +436,34 @@ class Operations:
         if held is not None and answer.state:
             held._ended = answer.state
         return answer
+
+    def _unanswered(self, finish: Finish, held: Reservation, error: BaseException) -> Settlement:
+        """What a settle returns that the store did not answer: it is kept, and sent again later."""
+        if not isinstance(error, StoreUnavailable):
+            self._pending.append(finish)
+            raise error
+        self._unsent(finish, held, error)
+        return self._settlement(held, None, finish.cost_nusd, held._estimate_nusd, finish.final)
+
+    def _ended(self, finish: Finish, held: Reservation, answer: Finished) -> Steps[Settlement]:
+        """What a settle returns for a hold that was not open; one that the store has forgotten is sent along."""
+        given: Finished | None = answer
+        if answer.ended == Ended.UNKNOWN:
+            finish.hold = held.hold(answer.now_ms, self._planner.terms.timeout_ms)
+            given = yield from self._finish(finish, held)
+        elif answer.state:
+            held._ended = answer.state
+        return self._settlement(held, given, finish.cost_nusd, held._estimate_nusd, finish.final)
+
+    def _settled(self, finish: Finish, held: Reservation, answer: Finished) -> Settlement:
+        """What a settle returns for a hold that was open."""
+        held._ended = answer.state
+        known, estimate = finish.cost_nusd, held._estimate_nusd
+        final = finish.final and known is not None
+        booked = known if final and known is not None else estimate
+        if self._utterances:
+            self._tell(held, booked)
+        return Settlement(held.id, "settled", booked, estimate, final)
 
     def _settlement(
         self,

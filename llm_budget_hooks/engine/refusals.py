@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo
 
+from llm_budget_hooks.engine.settings import Killed
 from llm_budget_hooks.errors import BudgetExceeded, Code
 from llm_budget_hooks.models import Call, Policy, instant
 from llm_budget_hooks.money import format_usd, to_decimal
@@ -29,6 +30,7 @@ _NOUNS = {
     Meter.IN_FLIGHT: "limit of calls in flight",
 }
 _MAX_SHOWN = 64
+Stage = Literal["call", "start", "end"]
 assert set(_CODES.values()) <= set(get_args(Code))  # noqa: S101 - a wrong word here is a bug of this file
 
 
@@ -39,6 +41,7 @@ def refusal(
     failures: tuple[Failure, ...],
     windows: dict[str, Window | None],
     now_ms: int,
+    stage: Stage = "call",
 ) -> BudgetExceeded:
     """The refusal that names the first rule that said no and lists all that did.
 
@@ -49,6 +52,7 @@ def refusal(
         failures: of those rules, in order.
         windows: the window of each budget by name.
         now_ms: the store's time.
+        stage: when it was refused.
     """
     first = failures[0]
     rule = rules[first.index]
@@ -63,12 +67,25 @@ def refusal(
         budget=rule.budget,
         scope=rule.scope,
         failed=tuple(rules[failure.index].budget for failure in failures),
-        stage="call",
+        stage=stage,
         busy=busy,
         resets_at=resets,
         retry_after=max(max(retries) - now_ms, 0) / 1000 if all(retries) else None,
         public_message=public_message(rule, window, busy, resets, policy, now_ms, bool(first.retry_ms)),
         **amounts,
+    )
+
+
+def killed(switch: Killed, tenant: str | None) -> BudgetExceeded:
+    """The refusal of a call whose tenant, or everybody, was stopped."""
+    whom = f"tenant {_shown(tenant, DEFAULT_TENANT)}" if switch.tenant else "everybody"
+    why = f": {_clean(switch.reason)}" if switch.reason else ""
+    return BudgetExceeded(
+        f"The kill switch is on for {whom} since {instant(switch.at_ms):%Y-%m-%d %H:%M:%S} UTC{why}. "
+        "Nothing is held; engine.revive() ends it.",
+        code="killed",
+        scope="tenant" if switch.tenant else "global",
+        public_message="This service is switched off at the moment.",
     )
 
 
@@ -186,6 +203,9 @@ def _again(resets: datetime | None, policy: Policy, now_ms: int) -> str:
 
 def _shown(text: str | None, otherwise: str) -> str:
     """An id for a message: printable and short, so that it can forge no line of a log."""
-    name = normalised(text) or otherwise
-    clean = "".join(letter if letter.isprintable() else "?" for letter in name[: _MAX_SHOWN + 1])
+    return _clean(normalised(text) or otherwise)
+
+
+def _clean(text: str) -> str:
+    clean = "".join(letter if letter.isprintable() else "?" for letter in text[: _MAX_SHOWN + 1])
     return clean if len(clean) <= _MAX_SHOWN else clean[:_MAX_SHOWN] + "..."

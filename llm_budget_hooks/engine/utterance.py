@@ -129,12 +129,21 @@ class Utterance:
         """Begin it without a ``with`` block: `current` then joins calls to it, and `finish` ends it.
 
         Raises:
-            BudgetExceeded: the announced steps are expected to cost more than the ceiling.
+            BudgetExceeded: the announced steps are expected to cost more than the ceiling, or a budget that counts
+                utterances when they begin said no.
         """
+        self.engine.run(self._start())
+
+    async def astart(self) -> None:
+        """Same as `start`, awaited."""
+        await self.engine.arun(self._start())
+
+    def _start(self) -> Generator[Any, Any, None]:
         refused = self.engine.answer_ceiling(self)
         if refused is not None:
             raise refused
         if self._outer is None:
+            yield from self.engine.enter(self)
             self.engine.join(self)
 
     @contextmanager
@@ -161,11 +170,13 @@ class Utterance:
         return html.facts(f"Utterance {self.id}", [(name, getattr(self, name)) for name in names])
 
     def __enter__(self) -> Self:
-        self._begin()
+        self.start()
+        self._token = _CURRENT.set(self)
         return self
 
     async def __aenter__(self) -> Self:
-        self._begin()
+        await self.astart()
+        self._token = _CURRENT.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -177,10 +188,6 @@ class Utterance:
     ) -> None:
         self._leave()
         await self.engine.arun(self._finish(error))
-
-    def _begin(self) -> None:
-        self.start()
-        self._token = _CURRENT.set(self)
 
     def _leave(self) -> None:
         if self._token is not None:

@@ -166,6 +166,12 @@ class Budget(_Model):
         """The limit in the meter's own unit: nano-dollars for ``usd``, else a count."""
         return parse_nusd(self.limit) if self.meter == "usd" else int(self.limit)
 
+    def limited(self, units: int) -> Budget:
+        """The same budget with another limit, in the meter's own unit."""
+        changed = self.model_copy(update={"limit": to_decimal(units) if self.meter == "usd" else units})
+        changed.__dict__.pop("limit_units", None)  # the copy has brought the old limit along
+        return changed
+
     def covers(self, feature: str | None, model: str) -> bool:
         """Whether a call of this feature and model counts against the budget."""
         if self.features and feature not in self.features:
@@ -335,14 +341,12 @@ class Policy(_Model):
 
         return cls(**tomllib.loads(preset_text(name, per)))
 
-    def budgets_of(self, tenant: str) -> tuple[Budget, ...]:
-        """The budgets that bind a tenant, in policy order; those switched off are left out."""
+    def budgets_of(self, tenant: str, *, switched_off: bool = False) -> tuple[Budget, ...]:
+        """The budgets that bind a tenant, in policy order; those switched off are left out unless asked for."""
         own = self.tenants.get(tenant)
-        if own is None:
-            return tuple(b for b in self.budgets if b.limit_units)
-        replaced = {b.name: b for b in own.budgets}
+        replaced = {b.name: b for b in own.budgets} if own is not None else {}
         merged = [replaced.pop(b.name, b) for b in self.budgets]
-        return tuple(b for b in (*merged, *replaced.values()) if b.limit_units)
+        return tuple(b for b in (*merged, *replaced.values()) if switched_off or b.limit_units)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,209 @@
+"""What an operator changes at run time, for all processes at once: the kill switch and overrides of limits."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Literal
+
+from llm_budget_hooks.engine import settings
+from llm_budget_hooks.engine.operations import Operations, Steps
+from llm_budget_hooks.engine.settings import Killed, Override
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.models import Budget
+from llm_budget_hooks.plan import DEFAULT_TENANT, normalised
+
+_log = logging.getLogger("llm_budget_hooks")
+
+
+class Administration(Operations):
+    """The operations of an operator, as steps without I/O."""
+
+    def _kill(self, tenant: str | None, reason: str, by: str) -> Steps[bool]:
+        name = _whose(tenant)
+        engaged = yield from self._change(lambda now, at_ms: settings.kill(now, name, reason, by, at_ms))
+        if engaged:
+            _log.warning("The kill switch is on for %s.", "one tenant" if name else "everybody")
+        return engaged
+
+    def _revive(self, tenant: str | None) -> Steps[bool]:
+        name = _whose(tenant)
+        return (yield from self._change(lambda now, _: settings.revive(now, name)))
+
+    def _report_injection(self, tenant: str) -> Steps[bool]:
+        name, engaged = _whose(tenant), False
+
+        def noted(now: settings.LiveSettings, at_ms: int) -> settings.Changes:
+            nonlocal engaged
+            changes, engaged = settings.report_injection(now, name, at_ms)
+            return changes
+
+        yield from self._change(noted)
+        if engaged:
+            _log.warning("auto_engaged: the kill switch is on for one tenant after reported injections.")
+        return engaged
+
+    def _override(
+        self,
+        budget: str,
+        limit: Decimal | int | str | None,
+        tenant: str | None,
+        expires_at: datetime | None,
+        by: str,
+        reason: str,
+        role: Literal["operator", "admin"],
+    ) -> Steps[bool]:
+        found = self._overridable(budget, tenant, role)
+        units = None if limit is None else _units(found, limit)
+        until_ms = 0 if expires_at is None else _until(expires_at, self.now_ms())
+        name = "" if found.scope == "global" else _whose(tenant)
+        return (
+            yield from self._change(
+                lambda now, at_ms: settings.override(now, name, budget, units, until_ms, by, reason, at_ms)
+            )
+        )
+
+    def _overridable(self, budget: str, tenant: str | None, role: str) -> Budget:
+        budgets = {b.name: b for b in self.policy.budgets_of(_whose(tenant), switched_off=True)}
+        found = budgets.get(budget)
+        if found is None:
+            raise ConfigurationError(f"there is no budget {budget!r}; there are {', '.join(map(repr, budgets))}")
+        if found.scope == "global" and tenant is not None:
+            raise ConfigurationError(f"budget {budget!r} is global; leave out the tenant")
+        if found.scope != "global" and tenant is None:
+            raise ConfigurationError(f"budget {budget!r} is about single tenants; name the tenant")
+        if role != "operator" and (found.managed or found.scope == "global"):
+            raise ConfigurationError(f"budget {budget!r} is managed: only an operator may change it")
+        return found
+
+    def _overrides(self) -> Steps[list[Override]]:
+        yield from self._refresh()
+        return [one for of_tenant in self._settings.overrides.values() for one in of_tenant.values()]
+
+    def _kills(self) -> Steps[list[Killed]]:
+        yield from self._refresh()
+        return list(self._settings.kills.values())
+
+    def kill(self, tenant: str | None = None, *, reason: str = "", by: str = "") -> bool:
+        """Refuse every call of a tenant from the next reserve on, in every process.
+
+        Args:
+            tenant: None: of everybody.
+            reason, by: why, and who says so.
+
+        Returns:
+            False if the switch was on already.
+
+        Raises:
+            StoreUnavailable: the store did not answer; nothing is changed.
+        """
+        return self.run(self._kill(tenant, reason, by))
+
+    async def akill(self, tenant: str | None = None, *, reason: str = "", by: str = "") -> bool:
+        """Same as `kill`, awaited."""
+        return await self.arun(self._kill(tenant, reason, by))
+
+    def revive(self, tenant: str | None = None, *, by: str = "") -> bool:  # noqa: ARG002 - for the trail
+        """Let a tenant's calls in again; without a tenant, take the switch for everybody back.
+
+        Returns:
+            False if the switch was not on.
+        """
+        return self.run(self._revive(tenant))
+
+    async def arevive(self, tenant: str | None = None, *, by: str = "") -> bool:  # noqa: ARG002 - for the trail
+        """Same as `revive`, awaited."""
+        return await self.arun(self._revive(tenant))
+
+    def report_injection(self, tenant: str) -> bool:
+        """Note an attempt to inject a prompt; the third within 5 minutes engages the tenant's kill switch.
+
+        Returns:
+            True if this report engaged it, which happens once, however many processes report.
+        """
+        return self.run(self._report_injection(tenant))
+
+    async def areport_injection(self, tenant: str) -> bool:
+        """Same as `report_injection`, awaited."""
+        return await self.arun(self._report_injection(tenant))
+
+    def override(
+        self,
+        budget: str,
+        limit: Decimal | int | str | None,
+        *,
+        tenant: str | None = None,
+        expires_at: datetime | None = None,
+        by: str = "",
+        reason: str = "",
+        role: Literal["operator", "admin"] = "operator",
+    ) -> bool:
+        """Change a limit for one tenant, from the next reserve on, in every process.
+
+        Raising it lets the next call pass; lowering it below what is spent refuses, and takes nothing back.
+
+        Args:
+            budget: the budget's name.
+            limit: the new one, as in a policy; 0 switches the budget off; None takes the override back.
+            tenant: whose; None for a budget of scope ``global``.
+            expires_at: when the policy's own limit holds again; None: never.
+            by, reason: who changes it and why.
+            role: an ``admin`` of the tenant may not change budgets that the policy marks ``managed``.
+
+        Returns:
+            whether anything was changed.
+
+        Raises:
+            ConfigurationError: there is no such budget, the limit is none, or the role may not change it.
+            StoreUnavailable: the store did not answer; nothing is changed.
+        """
+        return self.run(self._override(budget, limit, tenant, expires_at, by, reason, role))
+
+    async def aoverride(
+        self,
+        budget: str,
+        limit: Decimal | int | str | None,
+        *,
+        tenant: str | None = None,
+        expires_at: datetime | None = None,
+        by: str = "",
+        reason: str = "",
+        role: Literal["operator", "admin"] = "operator",
+    ) -> bool:
+        """Same as `override`, awaited."""
+        return await self.arun(self._override(budget, limit, tenant, expires_at, by, reason, role))
+
+    def overrides(self) -> list[Override]:
+        """All overrides of limits. One whose stored limit is no limit has None, and is ignored."""
+        return self.run(self._overrides())
+
+    async def aoverrides(self) -> list[Override]:
+        """Same as `overrides`, awaited."""
+        return await self.arun(self._overrides())
+
+    def kills(self) -> list[Killed]:
+        """The kill switches that are on."""
+        return self.run(self._kills())
+
+    async def akills(self) -> list[Killed]:
+        """Same as `kills`, awaited."""
+        return await self.arun(self._kills())
+
+
+def _whose(tenant: str | None) -> str:
+    return "" if tenant is None else normalised(tenant) or DEFAULT_TENANT
+
+
+def _units(budget: Budget, limit: Decimal | int | str) -> int:
+    facts: dict[str, Any] = {"scope": budget.scope, "meter": budget.meter, "window": budget.window, "name": budget.name}
+    return Budget(limit=limit, **facts).limit_units
+
+
+def _until(expires_at: datetime, now_ms: int) -> int:
+    if expires_at.tzinfo is None:
+        raise ConfigurationError("expires_at has no time zone; use an aware datetime")
+    until_ms = round(expires_at.timestamp() * 1000)
+    if until_ms <= now_ms:
+        raise ConfigurationError("expires_at is in the past; to take an override back, set limit=None")
+    return until_ms

@@ -1,0 +1,193 @@
+"""What is changed at run time and holds for all processes at once: the kill switch and overrides of limits. Pure.
+
+The texts are kept in the store beside the balances under one number, which every reserve carries: a store that is
+further says so, and the call is planned again with the texts of now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.money import MAX_EXACT
+from llm_budget_hooks.transitions import SettingsNow
+
+MAX_SETTINGS: Final = 10_000
+"""How many overrides and kills a namespace keeps at most; they have no end of their own."""
+
+INJECTIONS: Final = 3
+INJECTION_MS: Final = 300_000
+_PART: Final = "\x1f"
+
+Changes = tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The kill switch of one tenant, or of all.
+
+    Attributes:
+        tenant: whose, empty for everybody.
+        reason, by: why and who.
+        at_ms: since when.
+        automatic: it engaged itself after reported injections.
+    """
+
+    tenant: str
+    reason: str
+    by: str
+    at_ms: int
+    automatic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A limit that an administrator changed.
+
+    Attributes:
+        tenant: whose, empty for budgets of scope ``global``.
+        budget: the budget's name.
+        limit: in the meter's unit, nano-dollars for ``usd``; None if what is stored is no limit and is ignored.
+        until_ms: when it ends by itself, 0 if it does not.
+        by, reason: who changed it and why.
+        at_ms: when.
+    """
+
+    tenant: str
+    budget: str
+    limit: int | None
+    until_ms: int
+    by: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """The settings of a namespace as they were when their number was `revision`."""
+
+    revision: int = 0
+    kills: Mapping[str, Killed] = field(default_factory=dict)
+    overrides: Mapping[str, Mapping[str, Override]] = field(default_factory=dict)
+    forgotten: Mapping[str, int] = field(default_factory=dict)
+    injections: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    count: int = 0
+
+    def killed(self, tenant: str) -> Killed | None:
+        """The kill switch that is in a tenant's way."""
+        return self.kills.get("") or self.kills.get(tenant)
+
+
+def live(answer: SettingsNow) -> LiveSettings:
+    """The settings of a store's answer. What cannot be read is left out, an override's limit that is none is None."""
+    kills: dict[str, Killed] = {}
+    overrides: dict[str, dict[str, Override]] = {}
+    forgotten: dict[str, int] = {}
+    injections: dict[str, tuple[int, ...]] = {}
+    for name, text in answer.texts.items():
+        kind, _, rest = name.partition(_PART)
+        facts = _facts(text)
+        if kind == "kill":
+            kills[rest] = Killed(
+                rest, str(facts.get("reason", "")), str(facts.get("by", "")), _whole(facts.get("at")),
+                facts.get("automatic") is True,
+            )  # fmt: skip
+        elif kind == "limit":
+            tenant, _, budget = rest.partition(_PART)
+            overrides.setdefault(tenant, {})[budget] = Override(
+                tenant, budget, _limit(facts.get("limit")), _whole(facts.get("until")), str(facts.get("by", "")),
+                str(facts.get("reason", "")), _whole(facts.get("at")),
+            )  # fmt: skip
+        elif kind == "forget":
+            forgotten[rest] = _whole(facts.get("at"))
+        elif kind == "injections":
+            injections[rest] = tuple(_whole(at) for at in facts.get("at", ()))
+    return LiveSettings(answer.revision, kills, overrides, forgotten, injections, len(answer.texts))
+
+
+def kill(settings: LiveSettings, tenant: str, reason: str, by: str, now_ms: int) -> Changes:
+    """Engage the kill switch; nothing changes where it is engaged."""
+    if tenant in settings.kills:
+        return ()
+    return ((_name("kill", tenant), _text(reason=reason, by=by, at=now_ms)),)
+
+
+def revive(settings: LiveSettings, tenant: str) -> Changes:
+    """Take the kill switch back, and forget the injections that engaged it."""
+    names = [_name("kill", tenant)] if tenant in settings.kills else []
+    if names and tenant in settings.injections:
+        names.append(_name("injections", tenant))
+    return tuple((name, None) for name in names)
+
+
+def report_injection(settings: LiveSettings, tenant: str, now_ms: int) -> tuple[Changes, bool]:
+    """Note a reported injection; the third within five minutes engages the kill switch.
+
+    Returns:
+        what to write, and whether this report engages the switch.
+    """
+    if tenant in settings.kills:
+        return (), False
+    recent = [at for at in settings.injections.get(tenant, ()) if now_ms - at < INJECTION_MS]
+    recent.append(now_ms)
+    noted = (_name("injections", tenant), _text(at=recent[-INJECTIONS:]))
+    if len(recent) < INJECTIONS:
+        return (noted,), False
+    reason = f"{INJECTIONS} injections were reported within 5 minutes"
+    switch = (_name("kill", tenant), _text(reason=reason, by="", at=now_ms, automatic=True))
+    return (noted, switch), True
+
+
+def override(
+    settings: LiveSettings,
+    tenant: str,
+    budget: str,
+    limit: int | None,
+    until_ms: int,
+    by: str,
+    reason: str,
+    now_ms: int,
+) -> Changes:
+    """Change a limit for one tenant, or for budgets of scope global; None takes the change back.
+
+    Raises:
+        ConfigurationError: there are too many overrides.
+    """
+    name = _name("limit", tenant, budget)
+    if limit is None:
+        return ((name, None),) if budget in settings.overrides.get(tenant, {}) else ()
+    if settings.count >= MAX_SETTINGS:
+        raise ConfigurationError(f"there are {settings.count} overrides and kills already; take some back first")
+    return ((name, _text(limit=limit, until=until_ms, by=by, reason=reason, at=now_ms)),)
+
+
+def forget(step: str, now_ms: int) -> Changes:
+    """Let the history of a step begin now."""
+    return ((_name("forget", step), _text(at=now_ms)),)
+
+
+def _name(*parts: str) -> str:
+    return _PART.join(part.replace(_PART, "?").replace("\0", "?") for part in parts)
+
+
+def _text(**facts: Any) -> str:
+    return json.dumps(facts, separators=(",", ":"))
+
+
+def _facts(text: str) -> Mapping[str, Any]:
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= MAX_EXACT else 0
+
+
+def _limit(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < MAX_EXACT else None

@@ -1,0 +1,229 @@
+"""The kill switch, overrides, cutoffs and utterances that are counted when they begin, on every store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError
+
+NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
+USER_DAY = {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"}
+Opened = Callable[..., BudgetEngine]
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    now = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def opened(engine_url: str, clock: Clock) -> Iterator[Opened]:
+    engines = []
+
+    def make(*budgets: dict[str, Any], **policy: Any) -> BudgetEngine:
+        rules = {"budgets": budgets, "store_timeout": "10s", **policy}
+        engines.append(BudgetEngine.open(engine_url, rules, clock=clock))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def call(amount: str = "0.10", tenant: str = "acme", model: str = "any", **more: Any) -> Call:
+    return Call(model=model, tenant=tenant, user="u1", amount=amount, **more)
+
+
+def test_a_killed_tenant_is_refused_and_others_are_not(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    assert engine.kill("acme", reason="a loop", by="ops")
+    assert not engine.kill("acme")
+    with pytest.raises(BudgetExceeded, match="a loop") as caught:
+        engine.reserve(call())
+    assert (caught.value.code, caught.value.scope, caught.value.http_status) == ("killed", "tenant", 429)
+    assert "loop" not in caught.value.public_message
+    assert engine.check(call()).refusal is not None
+    engine.release(engine.reserve(call(tenant="other")))
+    assert [switch.by for switch in engine.kills()] == ["ops"]
+    assert engine.revive("acme", by="ops")
+    assert not engine.revive("acme")
+    engine.reserve(call())
+
+
+def test_a_kill_for_everybody_is_named_before_any_budget(opened: Opened) -> None:
+    engine = opened({"scope": "user", "meter": "calls", "limit": 1, "window": "day"})
+    engine.settle(engine.reserve(call()))
+    engine.kill(reason="night")
+    for tenant in ("acme", "other"):
+        with pytest.raises(BudgetExceeded) as caught:
+            engine.reserve(call(tenant=tenant))
+        assert caught.value.code == "killed"
+    assert engine.status(tenant="acme", user="u1")[0].spent == 1
+
+
+def test_a_hold_taken_before_a_kill_is_settled(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    held = engine.reserve(call())
+    engine.kill("acme")
+    assert engine.settle(held, cost="0.05").status == "settled"
+
+
+def test_a_kill_and_an_override_hold_in_the_next_reserve_of_every_process(shared_url: str) -> None:
+    rules = {"budgets": [USER_DAY], "store_timeout": "10s"}
+    with BudgetEngine.open(shared_url, rules) as mine, BudgetEngine.open(shared_url, rules) as theirs:
+        theirs.settle(theirs.reserve(call("0.95")), cost="0.95")
+        mine.kill("acme")
+        with pytest.raises(BudgetExceeded, match="kill switch"):
+            theirs.reserve(call("0.01"))
+        theirs.revive("acme")
+        with pytest.raises(BudgetExceeded, match="Daily limit"):
+            mine.reserve(call())
+        mine.override("user-day", "$2", tenant="acme", by="ada", reason="a demo")
+        theirs.release(theirs.reserve(call()))
+        mine.override("user-day", "$0.50", tenant="acme")
+        with pytest.raises(BudgetExceeded) as caught:
+            theirs.reserve(call("0.01"))
+        assert (caught.value.limit, caught.value.spent) == (Decimal("0.50"), Decimal("0.95"))
+
+
+def test_three_injections_within_five_minutes_engage_the_switch_once(opened: Opened, clock: Clock) -> None:
+    engine = opened(USER_DAY)
+    assert not engine.report_injection("acme")
+    clock.now += timedelta(minutes=6)
+    assert [engine.report_injection("acme") for _ in range(4)] == [False, False, True, False]
+    with pytest.raises(BudgetExceeded, match="injections"):
+        engine.reserve(call())
+    engine.revive("acme")
+    assert not engine.report_injection("acme")
+    engine.reserve(call())
+
+
+def test_many_reporters_engage_it_once(shared_url: str) -> None:
+    async def reported() -> list[bool]:
+        async with BudgetEngine.open(shared_url, {"budgets": [USER_DAY], "store_timeout": "20s"}) as engine:
+            found = await asyncio.gather(*(engine.areport_injection("acme") for _ in range(3)))
+            return [*found, await engine.areport_injection("acme")]
+
+    assert asyncio.run(reported()).count(True) == 1
+
+
+def test_an_override_ends_by_itself(opened: Opened, clock: Clock) -> None:
+    engine = opened(USER_DAY)
+    engine.override("user-day", "$3", tenant="acme", expires_at=NOON + timedelta(hours=1))
+    engine.settle(engine.reserve(call("2")), cost="2")
+    assert engine.status(tenant="acme", user="u1")[0].limit == 3
+    clock.now += timedelta(hours=1)
+    with pytest.raises(BudgetExceeded) as caught:
+        engine.reserve(call())
+    assert (caught.value.limit, caught.value.spent) == (1, 2)
+    assert engine.status(tenant="acme", user="u1")[0].limit == 1
+
+
+def test_an_override_is_for_one_tenant_and_can_be_taken_back(opened: Opened) -> None:
+    engine = opened(USER_DAY, {"name": "off", "scope": "tenant", "meter": "calls", "limit": 0, "window": "day"})
+    engine.override("off", 1, tenant="acme")
+    engine.settle(engine.reserve(call()))
+    with pytest.raises(BudgetExceeded) as caught:
+        engine.reserve(call())
+    assert caught.value.budget == "off"
+    engine.reserve(call(tenant="other"))
+    assert [(o.tenant, o.budget, o.limit) for o in engine.overrides()] == [("acme", "off", 1)]
+    assert engine.override("off", None, tenant="acme")
+    assert not engine.override("off", None, tenant="acme")
+    engine.reserve(call())
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit", "more", "message"),
+    [
+        ("no-such", "$1", {"tenant": "acme"}, "user-day"),
+        ("user-day", "$1", {}, "name the tenant"),
+        ("all", "$1", {"tenant": "acme"}, "global"),
+        ("user-day", "-1", {"tenant": "acme"}, "-1"),
+        ("user-day", 0.5, {"tenant": "acme"}, "0.5"),
+        ("mine", 5, {"tenant": "acme", "role": "admin"}, "only an operator"),
+        ("user-day", "$1", {"tenant": "acme", "expires_at": NOON}, "past"),
+        ("user-day", "$1", {"tenant": "acme", "expires_at": datetime(2027, 1, 1)}, "time zone"),
+    ],
+)
+def test_a_bad_override_changes_nothing(opened: Opened, budget: str, limit: Any, more: Any, message: str) -> None:
+    managed = {"name": "mine", "scope": "tenant", "meter": "calls", "limit": 9, "window": "day", "managed": True}
+    engine = opened(USER_DAY, managed, {"name": "all", "scope": "global", "limit": "$9", "window": "day"})
+    with pytest.raises(ConfigurationError, match=message):
+        engine.override(budget, limit, **more)
+    assert engine.overrides() == []
+
+
+def test_a_soft_cutoff_lets_cheap_models_pass_up_to_its_ceiling(opened: Opened) -> None:
+    engine = opened(USER_DAY, cutoff="soft", soft_ceiling=1.5)
+    engine.settle(engine.reserve(call("1")), cost="1")
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("0.10", model="gpt-4o"))
+    engine.settle(engine.reserve(call("0.50", model="gpt-4o-mini")), cost="0.50")
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("0.01", model="gpt-4o-mini"))
+
+
+def test_a_warn_cutoff_lets_pass_and_rates_still_refuse(opened: Opened) -> None:
+    rate = {"scope": "user", "meter": "calls", "limit": 3, "window": "day"}
+    engine = opened(USER_DAY, rate, cutoff="warn")
+    for _ in range(3):
+        engine.settle(engine.reserve(call("5")), cost="5")
+    with pytest.raises(BudgetExceeded) as caught:
+        engine.reserve(call())
+    assert caught.value.code == "calls"
+
+
+def test_a_tenants_own_cutoff_binds_its_own_budgets_only(opened: Opened) -> None:
+    everybody = {"name": "all", "scope": "global", "limit": "$2", "window": "day"}
+    engine = opened(everybody, USER_DAY, tenants={"acme": {"cutoff": "warn"}})
+    engine.settle(engine.reserve(call("1.5")), cost="1.5")
+    with pytest.raises(BudgetExceeded) as caught:
+        engine.reserve(call("0.6"))
+    assert caught.value.budget == "all"
+
+
+ASKED = {"name": "asked", "scope": "tenant", "meter": "utterances", "features": ["ask"], "count": "entry", "limit": 2}
+
+
+def test_an_utterance_is_counted_when_it_begins_though_no_model_runs(opened: Opened) -> None:
+    by_call = {"scope": "user", "meter": "utterances", "limit": 9, "window": "day"}
+    engine = opened({**ASKED, "window": "rolling:24h"}, by_call)
+    with engine.utterance(tenant="acme", user="u1", feature="ask"):
+        pass
+    with engine.utterance(tenant="acme", user="u1", feature="ask"):
+        for _ in range(3):
+            engine.settle(engine.reserve(call()), cost="0.01")
+    asked, counted = engine.status(tenant="acme", user="u1")
+    assert (asked.spent, counted.spent) == (2, 1)
+    with pytest.raises(BudgetExceeded) as caught, engine.utterance(tenant="acme", user="u2", feature="ask"):
+        pytest.fail("the utterance began")
+    assert (caught.value.code, caught.value.stage, caught.value.budget) == ("utterances", "start", "asked")
+    with engine.utterance(tenant="acme", user="u1", feature="chat"):
+        engine.reserve(call())
+    assert engine.status(tenant="acme", user="u1")[0].spent == 2
+
+
+def test_a_model_that_is_free_holds_nothing_b095_b096(opened: Opened) -> None:
+    engine = opened(USER_DAY, prices={"free": {"input": "0", "output": "0"}})
+    engine.settle(engine.reserve(call("1")), cost="1")
+    held = engine.reserve(Call(model="free", tenant="acme", user="u1", input_tokens=5000))
+    assert held.estimate == 0
+    engine.kill("acme")
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(Call(model="free", tenant="acme", user="u1"))
