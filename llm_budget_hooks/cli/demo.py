@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import sys
 import tempfile
 import time
 import uuid
@@ -14,8 +13,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,8 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, StoreUnavailable
 from llm_budget_hooks.cli import agent, race, screen
-from llm_budget_hooks.cli.aside import Aside
-from llm_budget_hooks.cli.target import FAKE_MODEL, Target, check_key, needed, present
+from llm_budget_hooks.cli.target import FAKE_MODEL, Target, check_key, needed
 from llm_budget_hooks.pricing import Price
 
 _AGENT_CALLS = 11
@@ -70,18 +66,11 @@ def run(store: str | None, model: str | None, as_json: bool) -> None:
         _answering(url)
         _price(model or FAKE_MODEL)
         findings = Findings(model or "", urlsplit(url).scheme, model is not None)
-        present("langgraph", "langgraph")
-        present("langchain_openai", "langchain-openai")
-        if model is not None:
-            _import_litellm(bar)
-            check_key(model)
-        with Aside(partial(_fan_out, url, model), bar.told) as answers:
-            _import_litellm(bar)
-            with Target(model) as target:
-                findings.model = target.model
-                _compare(target, url, findings, bar)
-            bar.says("importing LangGraph, asking the agent")
-            findings.answers = answers.result()
+        _prepare(model, bar)
+        with Target(model) as target:
+            findings.model = target.model
+            _compare(target, url, findings, bar)
+            _fan_out(target, url, findings, bar)
     findings.seconds = time.monotonic() - started
     out = Console()
     if as_json:
@@ -102,32 +91,31 @@ def _compare(target: Target, url: str, findings: Findings, bar: Bar) -> None:
     findings.races.append(asyncio.run(race.hooked(target, engine, limit, bar.step)))
 
 
-def _fan_out(url: str, model: str | None, told: Connection) -> list[agent.Answer]:
-    """The agent's two answers, asked in another process."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("langchain_core").setLevel(logging.CRITICAL)
-    with _uncollected():
-        needed("langgraph.graph", "langgraph")
-        needed("langchain_openai", "langchain-openai")
-    told.send(None)
-    price = _price(model or FAKE_MODEL)
-    with Target(model) as target, _engine(url, agent.policy_for(price)) as engine:
-        features = agent.ceilings_for(price)
-        return [agent.ask(target, engine, price, feature, lambda: told.send(None)) for feature in features]
+def _fan_out(target: Target, url: str, findings: Findings, bar: Bar) -> None:
+    price = _price(target.model)
+    with _engine(url, agent.policy_for(price)) as engine:
+        for feature in agent.ceilings_for(price):
+            bar.says(f"one utterance, answer ceiling of {feature}")
+            findings.answers.append(agent.ask(target, engine, price, feature, bar.step))
 
 
-def _import_litellm(bar: Bar) -> None:
-    """Import LiteLLM, once it is known that the store answers."""
-    if "litellm" in sys.modules:
-        return
+def _prepare(model: str | None, bar: Bar) -> None:
+    """Import what is heavy, once it is known that the store answers."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     warnings.simplefilter("ignore")
-    bar.says("importing LiteLLM")
     with _uncollected():
+        bar.says("importing LangGraph")
+        needed("langgraph.graph", "langgraph")
+        needed("langchain_openai", "langchain-openai")
+        bar.step()
+        bar.says("importing LiteLLM")
         import litellm
     bar.step()
     litellm.suppress_debug_info = True
-    logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)
+    for name in ("LiteLLM", "langchain_core"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if model is not None:
+        check_key(model)
 
 
 @contextmanager
@@ -182,13 +170,6 @@ class Bar:
     def says(self, text: str) -> None:
         """Show what is being done."""
         self._progress.update(self._task, description=text)
-
-    def told(self, text: str | None) -> None:
-        """Show what another process says, or that it is a step further."""
-        if text is None:
-            self.step()
-        else:
-            self.says(text)
 
     def step(self) -> None:
         """One call more is done."""

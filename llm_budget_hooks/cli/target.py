@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
@@ -79,16 +78,6 @@ class Target:
         return made(model=self.model, max_tokens=max_tokens)
 
 
-def present(module: str, package: str) -> None:
-    """Make sure, without importing it, that an optional module is installed.
-
-    Raises:
-        ConfigurationError: it is not; the message has the command that installs it.
-    """
-    if find_spec(module) is None:
-        raise _missing(package)
-
-
 def needed(module: str, package: str) -> ModuleType:
     """An optional module.
 
@@ -100,13 +89,9 @@ def needed(module: str, package: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name not in (module, module.partition(".")[0]):
             raise
-        raise _missing(package) from None
-
-
-def _missing(package: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"The demo needs {package}, which is not installed: pip install 'llm_budget_hooks[demo]' {package}"
-    )
+        raise ConfigurationError(
+            f"The demo needs {package}, which is not installed: pip install 'llm_budget_hooks[demo]' {package}"
+        ) from None
 
 
 def check_key(model: str) -> None:
