@@ -36,6 +36,7 @@ _KEY: Final = re.compile(
 )
 _IMAGE_MODES: Final = ("image_generation", "image_edit")
 _LENGTH_MODES: Final = ("audio_transcription", "audio_speech", "video_generation")
+_TOKEN_KEYS: Final = ("input_cost_per_token", "input_cost_per_audio_token")
 _MADE: Final = ("output_cost_per_second", "output_cost_per_video_per_second")
 _TEXT_MODES: Final = ("chat", "responses", "completion")
 _ROUTERS: Final = ("model-router", "model_router")
@@ -154,7 +155,7 @@ def _units(entry: Entry) -> Units:
 def _by_length(entry: Entry) -> tuple[int, int, int]:
     """What a letter, a millisecond sent and a millisecond made cost, for models that are charged by these alone."""
     mode = entry.get("mode")
-    if mode not in _LENGTH_MODES or _dollars(entry.get("input_cost_per_token")):
+    if mode not in _LENGTH_MODES or any(_dollars(entry.get(key)) for key in _TOKEN_KEYS):
         return 0, 0, 0
     heard, made = _second(entry, "input_cost_per_second"), _second(entry, *_MADE)
     if mode == "audio_transcription":
