@@ -13,7 +13,7 @@ from llm_budget_hooks.stores.base import Store
 
 if TYPE_CHECKING:
     from llm_budget_hooks.engine import BudgetEngine
-    from llm_budget_hooks.engine.operations import Clock
+    from llm_budget_hooks.engine.planning import Clock
 
 _ACCEPTED = "memory://, sqlite:///path/to/file.db, redis://host:6379/0 or rediss://"
 

@@ -24,7 +24,7 @@ from IPython.display import HTML, display
 
 from llm_budget_hooks import html
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.engine.operations import Steps
+from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.models import BudgetStatus
 

@@ -8,7 +8,8 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from llm_budget_hooks.engine import settings
-from llm_budget_hooks.engine.operations import Operations, Steps
+from llm_budget_hooks.engine.operations import Operations
+from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.models import Budget

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from llm_budget_hooks.engine.administration import Administration
-from llm_budget_hooks.engine.operations import Clock
+from llm_budget_hooks.engine.planning import Clock
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (

@@ -1,0 +1,249 @@
+"""How an operation is planned and asked: steps without I/O, and the state that they share.
+
+An operation is a generator that yields commands and is sent their answers. It is planned without I/O, makes one
+trip to the store and is interpreted without I/O; it is planned again if the store's clock or its settings are further.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from llm_budget_hooks.engine.refusals import Stage, killed, refusal
+from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
+from llm_budget_hooks.engine.utterance import Utterance, current_utterance
+from llm_budget_hooks.errors import (
+    AlreadyResolved,
+    ConfigurationError,
+    ReservationConflict,
+    StoreUnavailable,
+)
+from llm_budget_hooks.models import (
+    Call,
+    Policy,
+)
+from llm_budget_hooks.plan import DEFAULT_TENANT, Plan, Planner, normalised
+from llm_budget_hooks.pricing import PriceBook
+from llm_budget_hooks.stores.base import Store
+from llm_budget_hooks.transitions import (
+    Command,
+    Ending,
+    Finish,
+    Mode,
+    Reserved,
+    Settings,
+    SettingsNow,
+    State,
+    Verdict,
+)
+
+T = TypeVar("T")
+Steps = Generator[Command, Any, T]
+Clock = Callable[[], datetime]
+
+_log = logging.getLogger("llm_budget_hooks")
+REPLANS = 8
+_PENDING = 10_000
+_STATE = {State.EXPIRED: "expired", State.RELEASED: "released", State.CHARGED: "settled", State.SETTLED: "settled"}
+
+
+class Planning:
+    """The state of an engine and the planning of its operations.
+
+    Attributes:
+        policy: the rules.
+        prices: the price book.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        *,
+        clock: Clock | None = None,
+        origin: tuple[str, Policy] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.prices = PriceBook(prices=policy.prices, aliases=policy.aliases, cached_discount=policy.cached_discount)
+        self._store = store
+        self._clock = clock
+        self._origin = origin
+        self._planner = Planner(policy, self.prices)
+        self._pending: deque[Finish] = deque(maxlen=_PENDING)
+        self._settings = LiveSettings()
+        self._utterances: WeakValueDictionary[tuple[str, str, str], Utterance] = WeakValueDictionary()
+
+    def run(self, steps: Steps[T]) -> T:
+        """Carry out an operation of this engine's parts, blocking."""
+        try:
+            command = next(steps)
+            while True:
+                try:
+                    answer = self._store.execute(command)
+                except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
+                    command = steps.throw(error)
+                else:
+                    command = steps.send(answer)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Same as `run`, awaited."""
+        try:
+            command = next(steps)
+            while True:
+                try:
+                    answer = await self._store.aexecute(command)
+                except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
+                    command = steps.throw(error)
+                else:
+                    command = steps.send(answer)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+
+    def join(self, scope: Utterance) -> None:
+        """Let an utterance know what its calls cost, for as long as somebody holds it."""
+        self._utterances[scope.key] = scope
+
+    def planned_nusd(self, plan: tuple[str, ...]) -> int:
+        """What an answer of these steps is expected to cost."""
+        return self._planner.planned_nusd(plan)
+
+    def now_ms(self) -> int:
+        """About what the deciding clock shows, in ms since the epoch; to plan with."""
+        given = self._given_ms()
+        return self._store.now_ms() if given is None else given
+
+    def _given_ms(self) -> int | None:
+        if self._clock is None:
+            return None
+        now = self._clock()
+        if now.tzinfo is None:
+            raise ConfigurationError("the clock gives a datetime without a time zone; use an aware one")
+        return round(now.timestamp() * 1000)
+
+    def _joined(self, call: Call) -> tuple[Call, Utterance | None]:
+        """The call with the identity that the surrounding utterance pinned."""
+        scope = current_utterance(self)
+        if scope is not None:
+            tenant = scope.tenant if scope.tenant is not None else call.tenant
+            user = scope.user if scope.user is not None else call.user
+            feature = call.feature if call.feature is not None else scope.feature
+            id = call.utterance if call.utterance is not None else scope.id
+            if (tenant, user, feature, id) != (call.tenant, call.user, call.feature, call.utterance):
+                call = replace(call, tenant=tenant, user=user, feature=feature, utterance=id)
+        return call, self._live(call)
+
+    def _live(self, call: Call) -> Utterance | None:
+        """The utterance of this process that a call belongs to."""
+        if call.utterance is None or not self._utterances:
+            return None
+        return self._utterances.get((normalised(call.tenant), normalised(call.user), call.utterance))
+
+    def _planned(self, call: Call, mode: int, actual: tuple[int, int] | None = None) -> Steps[tuple[Plan, Reserved]]:
+        """Plan and ask, again for as long as the store says that its clock is further.
+
+        A hold that may have been taken though its answer never came is released with a later operation.
+        """
+        now = given = self._given_ms()
+        if now is None:
+            now = self._store.now_ms()
+        for _ in range(REPLANS):
+            if self._settings.kills:
+                yield from self._refuse_killed(call)
+            plan = self._plan(call, now, mode, actual)
+            if mode == Mode.CHECK:
+                plan.command.id = ""
+            plan.command.now_ms = given
+            try:
+                answer: Reserved = yield plan.command
+            except BaseException:
+                if mode == Mode.HOLD:
+                    self._bury(plan)
+                raise
+            if answer.verdict == Verdict.STALE:
+                yield from self._refresh()
+            elif answer.verdict != Verdict.CLOCK:
+                return plan, answer
+            now = answer.now_ms
+        raise StoreUnavailable("The store's clock moves faster than a call can be planned. Nothing is held.")
+
+    def _plan(self, call: Call, now: int, mode: int, actual: tuple[int, int] | None) -> Plan:
+        entry = self._planner.entry(call, now) if mode == Mode.ENTER else None
+        return entry if entry is not None else self._planner.plan(call, now, mode, actual)
+
+    def _bury(self, plan: Plan) -> None:
+        """A hold may have been taken though its answer never came: it is released with a later operation."""
+        command = plan.command
+        lost = Finish(command.id, Ending.RELEASE, self._planner.terms, bury=True, now_ms=command.now_ms)
+        self._pending.append(lost)
+
+    def _refuse_killed(self, call: Call) -> Steps[None]:
+        """Raise if the tenant is stopped, once the store says that this is still so."""
+        tenant = normalised(call.tenant) or DEFAULT_TENANT
+        if self._settings.killed(tenant) is not None:
+            yield from self._refresh()
+            switch = self._settings.killed(tenant)
+            if switch is not None:
+                raise killed(switch, call.tenant)
+
+    def _refresh(self) -> Steps[None]:
+        """Plan with the settings that the store has now."""
+        answer: SettingsNow = yield Settings(now_ms=self._given_ms())
+        self._apply(live(answer))
+
+    def _apply(self, settings: LiveSettings) -> None:
+        limits = {
+            tenant: {name: (o.limit, o.until_ms) for name, o in overrides.items() if o.limit is not None}
+            for tenant, overrides in settings.overrides.items()
+        }
+        self._planner.override(settings.revision, limits)
+        self._settings = settings
+
+    def _change(self, made: Callable[[LiveSettings, int], Changes]) -> Steps[bool]:
+        """Change the settings as seen from what they are; again if somebody else changes them meanwhile.
+
+        Returns:
+            whether anything was changed.
+        """
+        given = self._given_ms()
+        answer: SettingsNow = yield Settings(now_ms=given)
+        for _ in range(REPLANS):
+            self._apply(live(answer))
+            changes = made(self._settings, answer.now_ms)
+            if not changes:
+                return False
+            answer = yield Settings(changes, answer.revision, given)
+            if answer.changed:
+                self._apply(live(answer))
+                return True
+        raise StoreUnavailable("Others keep changing the settings; nothing was changed. Try again.", busy=True)
+
+    def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Exception:
+        if answer.verdict == Verdict.CONFLICT:
+            return ReservationConflict(plan.id)
+        if answer.verdict == Verdict.ENDED:
+            return AlreadyResolved(plan.id, _STATE[State(answer.state)])
+        rules = plan.command.shape.rules
+        windows = self._planner.windows(call.tenant)
+        return refusal(call, self.policy, rules, answer.failures, windows, answer.now_ms, stage)
+
+    def _resend(self) -> Steps[None]:
+        while self._pending:
+            command = self._pending.popleft()
+            try:
+                yield command
+            except BaseException:
+                self._pending.appendleft(command)
+                raise
+
+    def _resend_quietly(self) -> Steps[None]:
+        try:
+            yield from self._resend()
+        except StoreUnavailable as error:
+            _log.debug("The store still does not answer: %s", error)

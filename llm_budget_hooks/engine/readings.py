@@ -1,0 +1,132 @@
+"""What an engine reads without taking anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+from llm_budget_hooks.engine.planning import REPLANS, Planning, Steps
+from llm_budget_hooks.engine.refusals import answer_estimate, in_units
+from llm_budget_hooks.engine.utterance import Utterance
+from llm_budget_hooks.errors import (
+    BudgetExceeded,
+    StoreUnavailable,
+)
+from llm_budget_hooks.models import (
+    BudgetStatus,
+    Call,
+    Orphan,
+    Outcome,
+    instant,
+)
+from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.transitions import (
+    Balances,
+    Hold,
+    Meter,
+    Mode,
+    OrphanList,
+    Orphans,
+    Read,
+    State,
+    Verdict,
+)
+
+_log = logging.getLogger("llm_budget_hooks")
+
+
+class Readings(Planning):
+    """The readings of an engine, as steps without I/O."""
+
+    def answer_ceiling(self, scope: Utterance) -> BudgetExceeded | None:
+        """The refusal of an answer whose announced steps are expected to cost more than its ceiling."""
+        if not scope.plan:
+            return None
+        estimate = self.planned_nusd(scope.plan)
+        for line in self._planner.answer_lines(scope.tenant, scope.feature):
+            if line.meter == Meter.USD and estimate > line.limit:
+                return answer_estimate(line.budget.name, line.limit, estimate)
+        return None
+
+    def limits_answers(self, tenant: str | None, feature: str | None) -> bool:
+        """Whether any budget is about single answers of a tenant and a feature."""
+        return bool(self._planner.answer_lines(tenant, feature))
+
+    def answer_balances(self, scope: Utterance) -> Steps[tuple[Any, Any]]:
+        """The answer budgets of an utterance, and what is spent and reserved in each."""
+        if not self._planner.answer_lines(scope.tenant, scope.feature):
+            return (), ()
+        command, lines = self._planner.read_answer(scope.tenant, scope.user, scope.feature, scope.id)
+        command.now_ms = self._given_ms()
+        answer: Balances = yield command
+        return lines, answer.accounts
+
+    def _check(self, call: Call) -> Steps[Outcome]:
+        call, _ = self._joined(call)
+        try:
+            plan, answer = yield from self._planned(call, Mode.CHECK)
+        except BudgetExceeded as error:
+            return Outcome(False, error)
+        estimate = to_decimal(plan.estimate_nusd)
+        if answer.verdict == Verdict.ADMITTED:
+            return Outcome(True, None, estimate)
+        return Outcome(False, cast("BudgetExceeded", self._refused(call, plan, answer)), estimate)
+
+    def _read(self, plan: Callable[[int], tuple[Read, Any]]) -> Steps[tuple[Balances, Any]]:
+        now = given = self._given_ms()
+        if now is None:
+            now = self._store.now_ms()
+        for _ in range(REPLANS):
+            command, lines = plan(now)
+            command.now_ms = given
+            answer: Balances = yield command
+            if answer.verdict != Verdict.CLOCK:
+                return answer, lines
+            now = answer.now_ms
+        raise StoreUnavailable("The store's clock moves faster than a reading can be planned.")
+
+    def _status(self, tenant: str | None, user: str | None) -> Steps[list[BudgetStatus]]:
+        if self._pending:
+            yield from self._resend_quietly()
+        try:
+            answer, lines = yield from self._read(lambda now: self._planner.read(tenant, user, now))
+        except StoreUnavailable:
+            _, lines = self._planner.read(tenant, user, self.now_ms())
+            return [_unread(line.budget) for line in lines]
+        return [_status(line, balance) for line, balance in zip(lines, answer.accounts, strict=True)]
+
+    def _orphans(self) -> Steps[list[Orphan]]:
+        answer: OrphanList = yield Orphans(self._planner.terms, now_ms=self._given_ms())
+        return [_orphan(id, hold) for id, hold in answer.holds]
+
+
+def money_of(hold: Hold) -> int | None:
+    held = [held for rule, held in zip(hold.shape.rules, hold.held, strict=True) if rule.meter == Meter.USD]
+    return max(held, default=None)
+
+
+def _orphan(id: str, hold: Hold) -> Orphan:
+    money = money_of(hold)
+    return Orphan(
+        id,
+        "open" if hold.state == State.OPEN else "expired",
+        hold.note,
+        None if money is None else to_decimal(money),
+        instant(hold.created_ms),
+        instant(hold.deadline_ms),
+    )
+
+
+def _status(line: Any, balance: Any) -> BudgetStatus:
+    budget = line.budget
+    free = max(line.limit - balance.spent - balance.reserved, 0)
+    spent, reserved, available = (in_units(line.meter, n) for n in (balance.spent, balance.reserved, free))
+    resets = instant(balance.resets_ms) if balance.resets_ms else None
+    return BudgetStatus(
+        budget.name, budget.scope, budget.meter, budget.window, budget.limit, spent, reserved, available, resets
+    )
+
+
+def _unread(budget: Any) -> BudgetStatus:
+    return BudgetStatus(budget.name, budget.scope, budget.meter, budget.window, budget.limit, None, None, None, None)
