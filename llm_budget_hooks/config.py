@@ -4,40 +4,85 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from llm_budget_hooks.engine.trail import Trail
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.models import Policy
+from llm_budget_hooks.models.trail import Entry
 from llm_budget_hooks.stores.base import Store
+from llm_budget_hooks.transitions import Take, Taken
 
 if TYPE_CHECKING:
     from llm_budget_hooks.engine import BudgetEngine
     from llm_budget_hooks.engine.planning import Clock
+    from llm_budget_hooks.engine.trail import OnAlert
+    from llm_budget_hooks.ledger import Batch
+    from llm_budget_hooks.models.events import Observer
 
 _ACCEPTED = "memory://, sqlite:///path/to/file.db, redis://host:6379/0 or rediss://"
 
 
-def open_engine(
-    made: type[BudgetEngine],
-    url: str,
-    policy: str | os.PathLike[str] | Mapping[str, Any] | Policy | None,
-    clock: Clock | None,
-    require_shared: bool,
-    unsupported: Mapping[str, Any],
-) -> BudgetEngine:
+@dataclass(frozen=True)
+class Asked:
+    """What `BudgetEngine.open` was given."""
+
+    url: str
+    policy: str | os.PathLike[str] | Mapping[str, Any] | Policy | None
+    ledger: str | None
+    clock: Clock | None
+    on_alert: OnAlert | None
+    observers: tuple[Observer, ...]
+    require_shared: bool
+
+
+def open_engine(made: type[BudgetEngine], asked: Asked, unsupported: Mapping[str, Any]) -> BudgetEngine:
     """See `BudgetEngine.open`."""
     for name, value in unsupported.items():
         if value is not None:
             raise ConfigurationError(f"BudgetEngine.open does not support {name}= yet; leave it out.")
-    rules = Policy.load({} if policy is None else policy)
-    store = open_store(url, rules)
-    if require_shared and not store.shared:
+    rules = Policy.load({} if asked.policy is None else asked.policy)
+    store = open_store(asked.url, rules)
+    if asked.require_shared and not store.shared:
         store.close()
         raise ConfigurationError(
-            f"{urlsplit(url).scheme}:// is private to this process, and require_shared is set. Use sqlite:///path or redis://."
+            f"{urlsplit(asked.url).scheme}:// is private to this process, and require_shared is set. "
+            "Use sqlite:///path or redis://."
         )
-    return made(store, rules, clock=clock, origin=(url, rules))
+    origin = (asked.url, rules, asked.ledger)
+    return made(store, rules, clock=asked.clock, origin=origin, trail=open_trail(asked, store, rules))
+
+
+def open_trail(asked: Asked, store: Store, policy: Policy) -> Trail:
+    """Where the engine's entries, words and alerts go. Nothing is connected yet."""
+    if asked.ledger is None:
+        return Trail(None, None, asked.observers, asked.on_alert)
+    from llm_budget_hooks.ledger import Drain, Ledger
+
+    ledger = Ledger.open(asked.ledger, zone=policy.timezone)
+    drain = Drain(StoreOutbox(store), ledger, name=policy.namespace)
+    return Trail(drain, ledger, asked.observers, asked.on_alert)
+
+
+class StoreOutbox:
+    """The outbox of a store, as a drain reads it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def take(self, owner: str, done: str, limit: int) -> Batch:
+        """See `llm_budget_hooks.ledger.Outbox`."""
+        from llm_budget_hooks.ledger import Batch
+
+        answer = self._store.execute(Take(owner, done, limit))
+        assert isinstance(answer, Taken)  # noqa: S101 - what a store answers to this command
+        entries = [
+            Entry(number, at_ms, kind, id, was, facts, actual)
+            for number, kind, id, was, at_ms, facts, actual in answer.rows
+        ]
+        return Batch(entries, answer.leased, answer.dropped)
 
 
 def engine_from_env(made: type[BudgetEngine]) -> BudgetEngine:

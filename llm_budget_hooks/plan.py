@@ -19,6 +19,7 @@ from llm_budget_hooks import estimates
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
 from llm_budget_hooks.estimates import StepBudget
 from llm_budget_hooks.models import Basis, Budget, Call, Policy
+from llm_budget_hooks.models.trail import run_facts
 from llm_budget_hooks.money import parse_nusd
 from llm_budget_hooks.pricing import Price, PriceBook
 from llm_budget_hooks.transitions import MAX_AMOUNT, Kind, Meter, Mode, Read, Reserve, Rule, Shape, Terms
@@ -91,7 +92,8 @@ class _Line:
     def rule(self, now_ms: int) -> Rule:
         ends = self.window.bounds(now_ms)[1] if self.window and self.kind == Kind.CALENDAR else 0
         length = self.window.length_ms if self.window else 0
-        return Rule(self.budget.name, self.budget.scope, self.meter, self.kind, self.limit, ends, length)
+        base = self.budget.limit_units if self.window and self.meter <= Meter.TOKENS else 0
+        return Rule(self.budget.name, self.budget.scope, self.meter, self.kind, self.limit, ends, length, base)
 
     def suffix(self, now_ms: int) -> str:
         return f":{self.window.bounds(now_ms)[0] // 1000:x}" if self.window and self.kind == Kind.CALENDAR else ""
@@ -153,10 +155,10 @@ class Planner:
         revision: the number of the settings that are in force.
     """
 
-    def __init__(self, policy: Policy, prices: PriceBook) -> None:
+    def __init__(self, policy: Policy, prices: PriceBook, *, outbox: bool = False) -> None:
         self.policy = policy
         self.prices = prices
-        self.terms = terms_of(policy)
+        self.terms = replace(terms_of(policy), outbox_max=policy.outbox_max if outbox else 0)
         self._steps = {name: StepBudget(parse_nusd(value), policy.step_tokens) for name, value in policy.steps.items()}
         self._step = StepBudget(parse_nusd(policy.step_budget), policy.step_tokens)
         self._flat = None if policy.unknown_price == "refuse" else parse_nusd(policy.unknown_price)
@@ -203,10 +205,15 @@ class Planner:
         price, nusd, tokens, basis = self._estimate(call, compiled, actual)
         amounts = self._amounts(call, compiled, price, nusd, tokens, actual)
         id = call.id if call.id is not None else _IDS.next()
+        note = call.model
+        if self.terms.outbox_max:
+            note = run_facts(
+                tenant, user, call.utterance, call.feature, call.step, call.model, nusd, "amount" if actual else basis
+            )
         command = Reserve(
             hold_key(id), _MADE_UP if call.id is None else _content(call, tenant, user), compiled.shape,
             _keys(compiled, hashes, utterance), amounts, _scopes(compiled, hashes), utterance, self.terms,
-            compiled.from_ms, compiled.until_ms, mode, call.model, None, self.revision,
+            compiled.from_ms, compiled.until_ms, mode, note, None, self.revision,
         )  # fmt: skip
         return Plan(command, id, nusd, basis, price)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from llm_budget_hooks.engine.administration import Administration
 from llm_budget_hooks.engine.planning import Clock
 from llm_budget_hooks.engine.reservation import Reservation
+from llm_budget_hooks.engine.trail import OnAlert
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (
     ConfigurationError,
@@ -28,6 +29,7 @@ from llm_budget_hooks.models import (
     Settlement,
     Usage,
 )
+from llm_budget_hooks.models.events import Observer
 from llm_budget_hooks.transitions import Ended
 
 T = TypeVar("T")
@@ -58,8 +60,8 @@ class BudgetEngine(Administration):
         ledger: str | None = None,
         clock: Clock | None = None,
         on_degraded: Any = None,
-        on_alert: Any = None,
-        observers: tuple[Any, ...] = (),
+        on_alert: OnAlert | None = None,
+        observers: tuple[Observer, ...] = (),
         journal: Any = None,
         require_shared: bool = False,
     ) -> BudgetEngine:
@@ -70,21 +72,20 @@ class BudgetEngine(Administration):
             policy: a path of a TOML file, a dict with the same keys, or a `Policy`.
             clock: gives the time as an aware datetime, for tests; None: the store's own clock.
             require_shared: refuse a store that other processes cannot see.
-            ledger, on_degraded, on_alert, observers, journal: not supported by this version.
+            ledger: an SQLAlchemy URL, ``sqlite:///path`` or ``postgresql://``, of the database that keeps every run,
+                refusal and event; None: none is kept.
+            on_alert: is told once of each threshold that an account reaches, with a mapping; a `Webhook` is one.
+            observers: are told of every event, in the way of the call: they must be quick.
+            on_degraded, journal: not supported by this version.
 
         Raises:
             ConfigurationError: the URL or the policy is wrong, or the store is not shared but has to be.
         """
         from llm_budget_hooks import config
 
-        unsupported = {
-            "ledger": ledger,
-            "on_degraded": on_degraded,
-            "on_alert": on_alert,
-            "observers": observers or None,
-            "journal": journal,
-        }
-        return config.open_engine(cls, url, policy, clock, require_shared, unsupported)
+        unsupported = {"on_degraded": on_degraded, "journal": journal}
+        asked = config.Asked(url, policy, ledger, clock, on_alert, tuple(observers), require_shared)
+        return config.open_engine(cls, asked, unsupported)
 
     @classmethod
     def from_env(cls) -> BudgetEngine:
@@ -96,6 +97,11 @@ class BudgetEngine(Administration):
         from llm_budget_hooks import config
 
         return config.engine_from_env(cls)
+
+    @property
+    def ledger(self) -> Any:
+        """The `llm_budget_hooks.ledger.Ledger` that was opened with the engine, None without one."""
+        return self._trail.ledger
 
     @property
     def shared(self) -> bool:
@@ -157,7 +163,7 @@ class BudgetEngine(Administration):
             ConfigurationError: a cost that cannot be; nothing is changed.
         """
         if type(reservation) is not Reservation:
-            return self.run(self._settle(reservation, usage, cost, model))
+            return self.run(self._settle_by_id(str(reservation), usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
         try:
             answer: Any = self._store.execute(finish)
@@ -165,6 +171,8 @@ class BudgetEngine(Administration):
             return self._unanswered(finish, reservation, error)
         if answer.ended != Ended.SETTLED:
             return self.run(self._ended(finish, reservation, answer))
+        if self._near(reservation, answer):
+            self.run(self._alert_of(reservation, answer))
         return self._settled(finish, reservation, answer)
 
     async def asettle(
@@ -177,7 +185,7 @@ class BudgetEngine(Administration):
     ) -> Settlement:
         """Same as `settle`, awaited."""
         if type(reservation) is not Reservation:
-            return await self.arun(self._settle(reservation, usage, cost, model))
+            return await self.arun(self._settle_by_id(str(reservation), usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
         try:
             answer: Any = await self._store.aexecute(finish)
@@ -185,6 +193,8 @@ class BudgetEngine(Administration):
             return self._unanswered(finish, reservation, error)
         if answer.ended != Ended.SETTLED:
             return await self.arun(self._ended(finish, reservation, answer))
+        if self._near(reservation, answer):
+            await self.arun(self._alert_of(reservation, answer))
         return self._settled(finish, reservation, answer)
 
     def release(self, reservation: Reservation | str) -> Settlement:
@@ -283,12 +293,18 @@ class BudgetEngine(Administration):
         for wait in BEFORE_FLUSH:
             wait()
         self.run(self._resend())
+        self._drained()
 
     async def aflush(self) -> None:
         """Same as `flush`, awaited."""
         for wait in BEFORE_FLUSH:
             await asyncio.to_thread(wait)
         await self.arun(self._resend())
+        await asyncio.to_thread(self._drained)
+
+    def _drained(self) -> None:
+        if self._trail.drain is not None and not self._trail.drain.flush():
+            _log.warning("The ledger is behind: its rows wait in the store's outbox.")
 
     def close(self) -> None:
         """Flush, and close this process's connections. The balances stay; the engine may be used again."""
@@ -296,6 +312,7 @@ class BudgetEngine(Administration):
             self.flush()
         except StoreUnavailable as error:
             _log.warning("%d settles were not sent before closing: %s", len(self._pending), error)
+        self._end_trail()
         self._store.close()
 
     async def aclose(self) -> None:
@@ -304,7 +321,13 @@ class BudgetEngine(Administration):
             await self.aflush()
         except StoreUnavailable as error:
             _log.warning("%d settles were not sent before closing: %s", len(self._pending), error)
+        await asyncio.to_thread(self._end_trail)
         await self._store.aclose()
+
+    def _end_trail(self) -> None:
+        if self._trail.drain is not None:
+            self._trail.drain.close()
+            self._trail.ledger.close()
 
     def utterance(
         self,
@@ -347,8 +370,13 @@ class BudgetEngine(Administration):
             return type(self), (self._store, self.policy)
         if self._origin is None:
             raise ConfigurationError("An engine that was not made by BudgetEngine.open cannot be pickled.")
-        url, policy = self._origin
-        return partial(type(self).open, clock=self._clock), (url, policy)
+        url, policy, ledger = self._origin
+        more: dict[str, Any] = {
+            "ledger": ledger,
+            "on_alert": self._trail.on_alert,
+            "observers": self._trail.observers,
+        }
+        return partial(type(self).open, clock=self._clock, **more), (url, policy)
 
     def __repr__(self) -> str:
         return f"BudgetEngine({type(self._store).__name__}, namespace={self.policy.namespace!r})"

@@ -12,13 +12,16 @@ import logging
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.readings import Readings, money_of
 from llm_budget_hooks.engine.reservation import Reservation
+from llm_budget_hooks.engine.trail import note_of
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (
     AlreadyResolved,
+    BudgetExceeded,
     ConfigurationError,
     PriceUnknown,
     ReservationConflict,
@@ -32,6 +35,8 @@ from llm_budget_hooks.models import (
     instant,
 )
 from llm_budget_hooks.models.calls import checked_cost
+from llm_budget_hooks.models.events import Event
+from llm_budget_hooks.models.trail import event_facts, run_actual
 from llm_budget_hooks.plan import Plan, hold_key
 from llm_budget_hooks.transitions import (
     Ended,
@@ -75,7 +80,11 @@ class Operations(Readings):
             return
         plan, answer = yield from self._planned(call, Mode.ENTER)
         if answer.verdict != Verdict.ADMITTED:
-            raise self._refused(call, plan, answer, "start")
+            error = self._refused(call, plan, answer, "start")
+            yield from self._turned_away(call, error)
+            raise error
+        facts = {"tenant": scope.tenant, "user": scope.user, "feature": scope.feature, "utterance": scope.id}
+        yield from self._post("event", event_facts("asked", **facts))
 
     def _at_once(self, call: Call) -> tuple[Call, Utterance | None, Plan] | None:
         """The plan of a reserve that nothing has to come before; None: `_reserve` knows what."""
@@ -83,7 +92,10 @@ class Operations(Readings):
             return None
         call, scope = self._joined(call)
         given = self._given_ms()
-        plan = self._planner.plan(call, self._store.now_ms() if given is None else given)
+        try:
+            plan = self._planner.plan(call, self._store.now_ms() if given is None else given)
+        except BudgetExceeded:
+            return None
         plan.command.now_ms = given
         return call, scope, plan
 
@@ -91,7 +103,11 @@ class Operations(Readings):
         if self._pending:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
-        plan, answer = yield from self._planned(call, Mode.HOLD)
+        try:
+            plan, answer = yield from self._planned(call, Mode.HOLD)
+        except BudgetExceeded as error:
+            yield from self._turned_away(call, error)
+            raise
         return (yield from self._decided(call, scope, plan, answer))
 
     def _decided(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Steps[Reservation]:
@@ -100,13 +116,17 @@ class Operations(Readings):
         if answer.verdict == Verdict.DUPLICATE:
             yield from self._as_held(plan, answer)
         elif answer.verdict != Verdict.ADMITTED:
-            raise self._refused(call, plan, answer)
+            error = self._refused(call, plan, answer)
+            yield from self._turned_away(call, error)
+            raise error
         return self._held(call, scope, plan, answer)
 
     def _held(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Reservation:
         reservation = Reservation(call, plan, answer)
         if scope is not None:
             scope.begin(reservation.id, plan.estimate_nusd)
+        if self._trail.observers:
+            self._trail.tell(_event("reserved", call, answer.now_ms, reservation))
         return reservation
 
     def _as_held(self, plan: Plan, answer: Reserved) -> Steps[None]:
@@ -117,28 +137,21 @@ class Operations(Readings):
             if plan.command.keys != hold.keys:
                 plan.command.shape, plan.command.keys, plan.command.scopes = hold.shape, hold.keys, hold.scopes
 
-    def _settle(
-        self,
-        reservation: Reservation | str,
-        usage: Usage | None,
-        cost: Decimal | int | str | None,
-        model: str | None,
+    def _settle_by_id(
+        self, id: str, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
     ) -> Steps[Settlement]:
+        """Settle a hold that is known by its id alone."""
         known = None if cost is None else checked_cost("settle", "cost", cost)
-        held = reservation if isinstance(reservation, Reservation) else None
-        estimate = held._estimate_nusd if held else None
-        if held is not None:
-            finish = self._settling(held, usage, cost, model)
-        else:
-            if known is None and usage is not None:
-                asked, estimate = yield from self._remembered(str(reservation))
-                known = self._cost(usage, model, asked, None)
-            finish = Finish(
-                hold_key(str(reservation)), Ending.SETTLE, self._planner.terms,
-                known, usage.total_tokens if usage else None, usage is not None or cost is not None,
-            )  # fmt: skip
-        answer = yield from self._finish(finish, held)
-        return self._settlement(reservation, answer, finish.cost_nusd, estimate, finish.final)
+        estimate, terms = None, self._planner.terms
+        if known is None and usage is not None:
+            asked, estimate = yield from self._remembered(id)
+            known = self._cost(usage, model, asked, None)
+        final = usage is not None or cost is not None
+        actual = run_actual(model, known, usage, flags=_flags(final, known)) if terms.outbox_max else ""
+        tokens = usage.total_tokens if usage else None
+        finish = Finish(hold_key(id), Ending.SETTLE, terms, known, tokens, final, actual=actual)
+        answer = yield from self._finish(finish, None)
+        return self._settlement(id, answer, known, estimate, final)
 
     def _settling(
         self, held: Reservation, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
@@ -149,11 +162,20 @@ class Operations(Readings):
         if usage is not None:
             tokens = usage.input_tokens + usage.output_tokens
             if known is None:
-                known = self._cost(usage, model, held.call.model, held.call.service_tier)
+                known = self._cost_of(usage, model, held)
         final = usage is not None or cost is not None
-        return Finish(
-            held._key, Ending.SETTLE, self._planner.terms, known, tokens, final, None, False, self._given_ms()
-        )
+        terms = self._planner.terms
+        actual = run_actual(model, known, usage, flags=_flags(final, known)) if terms.outbox_max else ""
+        return Finish(held._key, Ending.SETTLE, terms, known, tokens, final, None, False, self._given_ms(), (), actual)
+
+    def _cost_of(self, usage: Usage, served: str | None, held: Reservation) -> int | None:
+        """The price of a usage at the instant of its reserve, as the model that served."""
+        price = held._price
+        if price is None:
+            return self._cost(usage, served, held.call.model, held.call.service_tier)
+        if served is not None or price.changes:
+            price = self.prices.served(price, served, at_ms=held._created_ms)
+        return price.cost_nusd(usage, asked_tier=held.call.service_tier)
 
     def _unsent(self, finish: Finish, held: Reservation, error: StoreUnavailable) -> None:
         """Keep a settle that the store did not take, with what it needs to be booked later."""
@@ -171,7 +193,8 @@ class Operations(Readings):
         if not found.holds:
             return None, None
         hold = found.holds[0][1]
-        return hold.note or None, money_of(hold)
+        model, estimate = note_of(hold.note)
+        return model or None, estimate if estimate is not None else money_of(hold)
 
     def _cost(self, usage: Usage, served: str | None, asked: str | None, tier: str | None) -> int | None:
         """The price of a usage: as the model that served, else as the one asked for; None without a price."""
@@ -207,8 +230,12 @@ class Operations(Readings):
         except BaseException:
             self._pending.append(command)
             raise
-        if held is not None and answer.state:
-            held._ended = answer.state
+        if held is not None:
+            if answer.state:
+                held._ended = answer.state
+            self._after(command, held, answer)
+        elif self._trail.drain is not None:
+            self._trail.drain.poke()
         return answer
 
     def _unanswered(self, finish: Finish, held: Reservation, error: BaseException) -> Settlement:
@@ -225,13 +252,38 @@ class Operations(Readings):
         if answer.ended == Ended.UNKNOWN:
             finish.hold = held.hold(answer.now_ms, self._planner.terms.timeout_ms)
             given = yield from self._finish(finish, held)
-        elif answer.state:
-            held._ended = answer.state
+        else:
+            if answer.state:
+                held._ended = answer.state
+            self._after(finish, held, answer)
         return self._settlement(held, given, finish.cost_nusd, held._estimate_nusd, finish.final)
+
+    def _after(self, finish: Finish, held: Reservation, answer: Finished) -> None:
+        """Let the drain and the observers know that a hold has ended."""
+        trail = self._trail
+        if trail.drain is not None:
+            trail.drain.poke()
+        if trail.observers and answer.ended not in _UNCHANGED:
+            kind: Any = _STATUS[answer.ended]
+            known = finish.cost_nusd if finish.final else None
+            cost = 0 if kind == "released" else held._estimate_nusd if known is None else known
+            trail.tell(_event(kind, held.call, answer.now_ms, held, cost))
+
+    def _near(self, held: Reservation, answer: Finished) -> bool:
+        """Whether a settle has brought an account to a share of its limit that alerts."""
+        lowest = self._lowest_share
+        for rule, spent in zip(held._shape.rules, answer.spent, strict=False):
+            if rule.base and spent >= rule.base * lowest:
+                return True
+        return False
+
+    def _alert_of(self, held: Reservation, answer: Finished) -> Steps[None]:
+        yield from self._alert(held._shape, held._keys, answer.spent, held.call, answer.now_ms)
 
     def _settled(self, finish: Finish, held: Reservation, answer: Finished) -> Settlement:
         """What a settle returns for a hold that was open."""
         held._ended = answer.state
+        self._after(finish, held, answer)
         known, estimate = finish.cost_nusd, held._estimate_nusd
         final = finish.final and known is not None
         booked = known if final and known is not None else estimate
@@ -289,14 +341,32 @@ class Operations(Readings):
                 raise PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
         tokens = usage.total_tokens if usage else (call.input_tokens or 0) + (call.max_output_tokens or 0)
         mode = Mode.FORCE if force else Mode.CHARGE
-        plan, answer = yield from self._planned(call, mode, (known or 0, tokens))
+        text = run_actual(None, known or 0, usage) if self._planner.terms.outbox_max else ""
+        plan, answer = yield from self._planned(call, mode, (known or 0, tokens), text)
         booked = known or 0
         if answer.verdict == Verdict.ENDED:
             return Settlement(plan.id, "already_settled")
         if answer.verdict == Verdict.DUPLICATE:
             raise ReservationConflict(plan.id)
         if answer.verdict != Verdict.ADMITTED:
-            raise self._refused(call, plan, answer)
+            error = self._refused(call, plan, answer)
+            yield from self._turned_away(call, error)
+            raise error
         if scope is not None:
             scope.end(plan.id, booked)
+        if self._trail.drain is not None:
+            self._trail.drain.poke()
+        yield from self._alert(plan.command.shape, plan.command.keys, answer.spent, call, answer.now_ms)
         return Settlement(plan.id, "settled", booked, booked)
+
+
+def _flags(final: bool, known: int | None) -> tuple[str, ...]:
+    return ("unpriced",) if final and known is None else ()
+
+
+def _event(kind: Any, call: Call, now_ms: int, held: Reservation, cost_nusd: int | None = None) -> Event:
+    return Event(
+        kind, now_ms, id=held.id, tenant=call.tenant, user=call.user, feature=call.feature, step=call.step,
+        utterance=call.utterance, model=call.model, estimate_nusd=held._estimate_nusd, cost_nusd=cost_nusd,
+        basis=held.basis, held_s=(now_ms - held._created_ms) / 1000 if cost_nusd is not None else None,
+    )  # fmt: skip

@@ -16,9 +16,11 @@ from weakref import WeakValueDictionary
 
 from llm_budget_hooks.engine.refusals import Stage, killed, refusal
 from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
+from llm_budget_hooks.engine.trail import Trail, refusal_text, refused_event, unique
 from llm_budget_hooks.engine.utterance import Utterance, current_utterance
 from llm_budget_hooks.errors import (
     AlreadyResolved,
+    BudgetExceeded,
     ConfigurationError,
     ReservationConflict,
     StoreUnavailable,
@@ -27,6 +29,8 @@ from llm_budget_hooks.models import (
     Call,
     Policy,
 )
+from llm_budget_hooks.models.events import Event
+from llm_budget_hooks.models.trail import event_facts
 from llm_budget_hooks.plan import DEFAULT_TENANT, Plan, Planner, normalised
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.stores.base import Store
@@ -34,10 +38,14 @@ from llm_budget_hooks.transitions import (
     Command,
     Ending,
     Finish,
+    Meter,
     Mode,
+    OnceAnswer,
+    Post,
     Reserved,
     Settings,
     SettingsNow,
+    Shape,
     State,
     Verdict,
 )
@@ -66,16 +74,19 @@ class Planning:
         policy: Policy,
         *,
         clock: Clock | None = None,
-        origin: tuple[str, Policy] | None = None,
+        origin: tuple[Any, ...] | None = None,
+        trail: Trail | None = None,
     ) -> None:
         self.policy = policy
         self.prices = PriceBook(prices=policy.prices, aliases=policy.aliases, cached_discount=policy.cached_discount)
         self._store = store
         self._clock = clock
         self._origin = origin
-        self._planner = Planner(policy, self.prices)
+        self._trail = Trail() if trail is None else trail
+        self._planner = Planner(policy, self.prices, outbox=self._trail.drain is not None)
         self._pending: deque[Finish] = deque(maxlen=_PENDING)
         self._settings = LiveSettings()
+        self._lowest_share = min(policy.alert_at, default=float("inf"))
         self._utterances: WeakValueDictionary[tuple[str, str, str], Utterance] = WeakValueDictionary()
 
     def run(self, steps: Steps[T]) -> T:
@@ -145,7 +156,9 @@ class Planning:
             return None
         return self._utterances.get((normalised(call.tenant), normalised(call.user), call.utterance))
 
-    def _planned(self, call: Call, mode: int, actual: tuple[int, int] | None = None) -> Steps[tuple[Plan, Reserved]]:
+    def _planned(
+        self, call: Call, mode: int, actual: tuple[int, int] | None = None, text: str = ""
+    ) -> Steps[tuple[Plan, Reserved]]:
         """Plan and ask, again for as long as the store says that its clock is further.
 
         A hold that may have been taken though its answer never came is released with a later operation.
@@ -160,6 +173,7 @@ class Planning:
             if mode == Mode.CHECK:
                 plan.command.id = ""
             plan.command.now_ms = given
+            plan.command.actual = text
             try:
                 answer: Reserved = yield plan.command
             except BaseException:
@@ -223,6 +237,59 @@ class Planning:
                 self._apply(live(answer))
                 return True
         raise StoreUnavailable("Others keep changing the settings; nothing was changed. Try again.", busy=True)
+
+    def _turned_away(self, call: Call, error: Exception) -> Steps[None]:
+        """Leave a refusal in the trail, at most some a minute of one account, and tell observers."""
+        trail = self._trail
+        if not isinstance(error, BudgetExceeded) or (trail.drain is None and not trail.observers):
+            return
+        now = self.now_ms()
+        trail.tell(refused_event(call, error, now))
+        count = trail.refusals(call, error, now) if trail.drain is not None else 0
+        if count:
+            yield from self._post("refusal", refusal_text(call, error, count))
+
+    def _post(self, kind: str, text: str) -> Steps[None]:
+        """Append an entry to the outbox, if there is a ledger; a store that does not answer loses it."""
+        drain = self._trail.drain
+        if drain is None:
+            return
+        try:
+            yield Post(((kind, unique(), text),), self._planner.terms.outbox_max, self._given_ms())
+        except StoreUnavailable as error:
+            _log.warning("An entry of the trail was lost: %s", error)
+            return
+        drain.poke()
+
+    def _alert(self, shape: Shape, keys: tuple[str, ...], spent: tuple[int, ...], call: Call, now: int) -> Steps[None]:
+        """Fire the alerts of thresholds that were reached, each once among all processes."""
+        for rule, amount, share, asked in self._trail.due(shape.rules, keys, spent, self.policy.alert_at, now):
+            asked.now_ms = self._given_ms()
+            try:
+                answer: OnceAnswer = yield asked
+            except StoreUnavailable as error:
+                _log.warning("An alert could not be checked: %s", error)
+                return
+            if answer.yes:
+                whose = {"tenant": call.tenant if rule.scope != "global" else None}
+                whose["user"] = call.user if rule.scope == "user" else None
+                meter = "usd" if rule.meter == Meter.USD else "tokens"
+                self._trail.alert(
+                    Event(
+                        "alert",
+                        now,
+                        budget=rule.budget,
+                        scope=rule.scope,
+                        meter=meter,
+                        limit=rule.base,
+                        spent=amount,
+                        threshold=share,
+                        tenant=whose["tenant"],
+                        user=whose["user"],
+                    )
+                )
+                text = f"{rule.budget} has reached {share:.0%} of its limit"
+                yield from self._post("event", event_facts("alert", text=text, **whose))
 
     def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Exception:
         if answer.verdict == Verdict.CONFLICT:

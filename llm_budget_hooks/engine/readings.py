@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from llm_budget_hooks.engine.planning import REPLANS, Planning, Steps
 from llm_budget_hooks.engine.refusals import answer_estimate, in_units
+from llm_budget_hooks.engine.trail import note_of
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (
     BudgetExceeded,
@@ -111,7 +112,7 @@ def _orphan(id: str, hold: Hold) -> Orphan:
     return Orphan(
         id,
         "open" if hold.state == State.OPEN else "expired",
-        hold.note,
+        note_of(hold.note)[0],
         None if money is None else to_decimal(money),
         instant(hold.created_ms),
         instant(hold.deadline_ms),

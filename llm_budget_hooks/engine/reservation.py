@@ -23,8 +23,8 @@ class Reservation:
     """
 
     __slots__ = (
-        "_content", "_created_ms", "_deadline_ms", "_ended", "_estimate_nusd", "_held", "_key", "_keys", "_scopes",
-        "_shape", "_starts", "basis", "call", "id",
+        "_content", "_created_ms", "_deadline_ms", "_ended", "_estimate_nusd", "_held", "_key", "_keys", "_note",
+        "_price", "_scopes", "_shape", "_starts", "basis", "call", "id",
     )  # fmt: skip
 
     def __init__(self, call: Call, plan: Plan, answer: Reserved) -> None:
@@ -35,6 +35,8 @@ class Reservation:
         self._estimate_nusd = plan.estimate_nusd
         self._key = command.id
         self._content = command.content
+        self._note = command.note
+        self._price = plan.price
         self._shape = command.shape
         self._keys = command.keys
         self._scopes = command.scopes
@@ -87,5 +89,5 @@ class Reservation:
             state = State.OPEN if now_ms < self._deadline_ms else State.EXPIRED
         return Hold(
             self._content, state, self._created_ms, self._deadline_ms, timeout_ms,
-            self._shape, self._keys, self._scopes, self._held, self._starts, self.call.model,
+            self._shape, self._keys, self._scopes, self._held, self._starts, self._note,
         )  # fmt: skip

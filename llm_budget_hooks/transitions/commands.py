@@ -97,6 +97,7 @@ class Rule:
         limit: what this call may fill the account up to.
         ends_ms: the end of a calendar window, else 0.
         length_ms: the length of the window, nominal for a calendar one, else 0.
+        base: the budget's own limit, where a share of it alerts; else 0.
         kept: what it counts is spent at reserve and never given back.
         until_ms: until when the account of a calendar window is kept, else 0.
     """
@@ -108,6 +109,7 @@ class Rule:
     limit: int
     ends_ms: int
     length_ms: int
+    base: int = field(default=0, compare=False)
     kept: bool = field(init=False, compare=False)
     until_ms: int = field(init=False, compare=False)
 

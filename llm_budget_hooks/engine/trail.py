@@ -1,0 +1,159 @@
+"""What an engine leaves behind: entries for the ledger, words to observers, and alerts that fire once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Final, Protocol
+
+from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.models import Call
+from llm_budget_hooks.models.events import Event, Observer
+from llm_budget_hooks.models.trail import refusal_facts
+from llm_budget_hooks.plan import digest
+from llm_budget_hooks.transitions import Kind, Once, Rule
+
+_log = logging.getLogger("llm_budget_hooks")
+_TOLD_PER_MINUTE: Final = 10
+_MOST: Final = 10_000
+_FOR_EVER: Final = 2**52
+_KEEP_MS: Final = 40 * 86_400_000
+_METERS: Final = {"spend": "usd", "answer_estimate": "usd", "answer_actual": "usd"}
+
+OnAlert = Callable[[Mapping[str, Any]], object]
+
+
+class Drain(Protocol):
+    """What moves entries into a ledger; `llm_budget_hooks.ledger.Drain` is one."""
+
+    def poke(self) -> None:
+        """Say that there is something to drain."""
+
+    def flush(self, timeout_s: float = ...) -> bool:
+        """Drain everything now; False if that was not possible in time."""
+
+    def close(self, timeout_s: float = ...) -> bool:
+        """Flush, and end the thread."""
+
+
+class Trail:
+    """Where an engine's entries, words and alerts go.
+
+    Attributes:
+        drain: moves the outbox into a ledger, None without one.
+        ledger: the ledger, None without one.
+        observers: are told of every event.
+        on_alert: is told of alerts, None if nobody is.
+    """
+
+    def __init__(
+        self,
+        drain: Drain | None = None,
+        ledger: Any = None,
+        observers: tuple[Observer, ...] = (),
+        on_alert: OnAlert | None = None,
+    ) -> None:
+        self.drain = drain
+        self.ledger = ledger
+        self.observers = observers
+        self.on_alert = on_alert
+        self._told: dict[tuple[Any, ...], list[int]] = {}
+        self._fired: dict[tuple[str, float], int] = {}
+
+    def tell(self, event: Event) -> None:
+        """Tell all observers; what they raise is logged and changes nothing."""
+        for observer in self.observers:
+            try:
+                observer(event)
+            except Exception:  # noqa: BLE001 - whatever it is, the call goes on
+                _log.exception("An observer failed.")
+
+    def refusals(self, call: Call, error: BudgetExceeded, now_ms: int) -> int:
+        """How many refusals an entry about this one stands for; 0: enough were told this minute, it is only counted."""
+        key = (error.code, error.budget, call.tenant, call.user)
+        minute = now_ms // 60_000
+        told = self._told.get(key)
+        if told is None:
+            if len(self._told) >= _MOST:
+                self._told.clear()
+            told = self._told[key] = [minute, 0, 0]
+        if told[0] != minute:
+            told[0], told[1] = minute, 0
+        if told[1] >= _TOLD_PER_MINUTE:
+            told[2] += 1
+            return 0
+        told[1] += 1
+        count, told[2] = told[2] + 1, 0
+        return count
+
+    def due(
+        self,
+        rules: tuple[Rule, ...],
+        keys: tuple[str, ...],
+        spent: tuple[int, ...],
+        shares: tuple[float, ...],
+        now: int,
+    ) -> Iterator[tuple[Rule, int, float, Once]]:
+        """The thresholds that accounts have reached and that this process has not seen reached, with what to ask."""
+        for rule, key, amount in zip(rules, keys, spent, strict=False):
+            for share in shares if rule.base and amount else ():
+                if amount < rule.base * share or self._fired.get((key, share), 0) > now:
+                    continue
+                if len(self._fired) >= _MOST:
+                    self._fired.clear()
+                every = rule.length_ms if rule.kind in (Kind.ROLLING, Kind.FIXED) else _FOR_EVER
+                self._fired[key, share] = now + every
+                yield rule, amount, share, Once(digest("alert", key, str(share)), 0, every, _KEEP_MS)
+
+    def alert(self, event: Event) -> None:
+        """Tell of one alert: the log, the observers, and `on_alert`."""
+        _log.warning("Budget %s has reached %d %% of its limit.", event.budget, round((event.threshold or 0) * 100))
+        self.tell(event)
+        if self.on_alert is not None:
+            try:
+                self.on_alert({name: value for name, value in event._asdict().items() if value is not None})
+            except Exception:  # noqa: BLE001 - whatever it is, the call goes on
+                _log.exception("on_alert failed.")
+
+
+def unique() -> str:
+    """An id for an entry that is no hold."""
+    return os.urandom(10).hex()
+
+
+def note_of(note: str) -> tuple[str, int | None]:
+    """The model in a hold's note, and the estimate if it has one."""
+    if note.startswith("["):
+        facts = json.loads(note)
+        return str(facts[5]), int(facts[6])
+    return note, None
+
+
+def refusal_text(call: Call, error: BudgetExceeded, count: int) -> str:
+    """The entry of a refusal."""
+    numbers = {name: _units(getattr(error, name)) for name in ("limit", "spent", "reserved", "requested")}
+    meter = _METERS.get(error.code, error.code if error.budget else None)
+    return refusal_facts(
+        code=error.code, stage=error.stage, budget=error.budget, scope=error.scope, meter=meter,
+        failed=",".join(error.failed), tenant=call.tenant, user=call.user, utterance=call.utterance,
+        feature=call.feature, step=call.step, model=call.model, count=count, **numbers,
+    )  # fmt: skip
+
+
+def refused_event(call: Call, error: BudgetExceeded, now_ms: int) -> Event:
+    """What observers are told of a refusal."""
+    numbers: dict[str, Any] = {
+        name: _units(getattr(error, name)) for name in ("limit", "spent", "reserved", "requested")
+    }
+    return Event(
+        "refused", now_ms, tenant=call.tenant, user=call.user, feature=call.feature, step=call.step,
+        utterance=call.utterance, model=call.model, budget=error.budget, scope=error.scope, code=error.code,
+        stage=error.stage, busy=error.busy, **numbers,
+    )  # fmt: skip
+
+
+def _units(amount: Decimal | int | None) -> int | None:
+    return int(amount.scaleb(9)) if isinstance(amount, Decimal) else amount

@@ -1,0 +1,190 @@
+"""What an engine leaves in the ledger, tells its observers, and alerts of, on every store."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
+from llm_budget_hooks.transitions import MAX_AMOUNT
+
+USER_DAY = {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"}
+PRICES = {"made-up": {"input": "1", "output": "10"}}
+Opened = Callable[..., BudgetEngine]
+
+
+@pytest.fixture
+def opened(engine_url: str, tmp_path: Path) -> Iterator[Opened]:
+    """Opens an engine with a ledger of its own."""
+    engines = []
+
+    def make(*budgets: dict[str, Any], more: dict[str, Any] | None = None, **policy: Any) -> BudgetEngine:
+        rules = {"budgets": budgets, "prices": PRICES, "store_timeout": "10s", **policy}
+        ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+        engines.append(BudgetEngine.open(engine_url, rules, ledger=ledger, **(more or {})))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def call(amount: str = "0.10", **more: Any) -> Call:
+    return Call(**{"model": "made-up", "tenant": "acme", "user": "u1", "amount": amount, **more})
+
+
+def runs_of(engine: BudgetEngine) -> list[Any]:
+    engine.flush()
+    return list(engine.ledger.runs().items)
+
+
+def test_every_end_of_a_hold_is_a_row_and_rows_add_up_to_the_balance(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    used = Usage(input_tokens=1000, output_tokens=100, reasoning_tokens=40)
+    engine.settle(engine.reserve(call(step="answer", feature="chat", utterance="x")), usage=used, model="made-up")
+    engine.settle(engine.reserve(call("0.02")))
+    engine.release(engine.reserve(call()))
+    engine.charge(call(), cost="0.03")
+    late = engine.reserve(call("0.05"))
+    engine.settle(late)
+    engine.settle(late, cost="0.04")
+    rows = runs_of(engine)
+    assert sorted(row.status for row in rows) == ["charged", "charged", "late", "released", "settled", "settled"]
+    spent = engine.status(tenant="acme", user="u1")[0].spent
+    assert sum(row.booked_nusd for row in rows) == int(spent * 10**9) == 92_000_000
+    first = next(row for row in rows if row.step == "answer")
+    assert (first.tenant, first.user, first.feature, first.utterance) == ("acme", "u1", "chat", "x")
+    assert first.served == "made-up"
+    assert (first.input_tokens, first.output_tokens, first.reasoning_tokens, first.exact) == (1000, 100, 40, True)
+    assert (first.estimate_nusd, first.basis) == (100_000_000, "amount")
+
+
+def test_an_expired_hold_is_a_row(opened: Opened) -> None:
+    engine = opened(USER_DAY, reservation_timeout="50ms")
+    held = engine.reserve(call())
+    time.sleep(0.1)
+    assert engine.orphans()[0].model == "made-up"
+    assert [(row.status, row.booked_nusd, row.exact) for row in runs_of(engine)] == [("expired", 100_000_000, False)]
+    assert engine.settle(held.id, cost="0.01").status == "late"
+    assert sum(row.booked_nusd for row in runs_of(engine)) == 10_000_000
+
+
+def test_refusals_are_rows_at_most_ten_a_minute_and_the_rest_a_number(opened: Opened) -> None:
+    now = [datetime(2026, 11, 29, 12, tzinfo=UTC)]
+    engine = opened(USER_DAY, more={"clock": lambda: now[0]})
+    for _ in range(25):
+        with pytest.raises(BudgetExceeded):
+            engine.reserve(call("5", feature="chat"))
+    engine.flush()
+    rows = engine.ledger.refusals().items
+    assert len(rows) == 10
+    assert {(row.code, row.budget, row.limit, row.requested, row.feature) for row in rows} == {
+        ("spend", "user-day", 10**9, 5 * 10**9, "chat")
+    }
+    now[0] += timedelta(minutes=1)
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("5"))
+    engine.flush()
+    assert sum(row.count for row in engine.ledger.refusals().items) == 26
+
+
+def test_a_model_without_a_price_is_a_refusal_in_the_trail(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call(model="unheard-of", amount=None))
+    engine.flush()
+    assert [row.code for row in engine.ledger.refusals().items] == ["price_unknown"]
+
+
+def test_a_usage_without_a_price_is_charged_at_its_estimate_and_flagged_b020(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    engine.settle(engine.reserve(call("0.08", model="unheard-of")), usage=Usage(input_tokens=5, output_tokens=7))
+    (row,) = runs_of(engine)
+    assert (row.booked_nusd, row.exact, row.flags, row.output_tokens) == (80_000_000, False, "unpriced", 7)
+
+
+def test_an_alert_fires_once_per_account_threshold_and_window(opened: Opened) -> None:
+    told: list[Any] = []
+    now = [datetime(2026, 11, 29, 12, tzinfo=UTC)]
+    engine = opened(USER_DAY, alert_at=[0.5, 0.8], more={"on_alert": told.append, "clock": lambda: now[0]})
+    for cost in ("0.45", "0.10", "0.20", "0.10"):
+        engine.settle(engine.reserve(call(cost)), cost=cost)
+    assert [(alert["budget"], alert["threshold"], alert["tenant"], alert["user"]) for alert in told] == [
+        ("user-day", 0.5, "acme", "u1"),
+        ("user-day", 0.8, "acme", "u1"),
+    ]
+    now[0] += timedelta(days=1)
+    engine.charge(call(), cost="0.60")
+    assert [alert["threshold"] for alert in told] == [0.5, 0.8, 0.5]
+
+
+def test_an_alert_fires_in_one_process_only(shared_url: str) -> None:
+    told: list[Any] = []
+    rules = {"budgets": [USER_DAY], "store_timeout": "10s"}
+    with (
+        BudgetEngine.open(shared_url, rules, on_alert=told.append) as mine,
+        BudgetEngine.open(shared_url, rules, on_alert=told.append) as theirs,
+    ):
+        mine.settle(mine.reserve(call("0.85")), cost="0.85")
+        theirs.settle(theirs.reserve(call("0.05")), cost="0.05")
+    assert len(told) == 1
+
+
+def test_an_alert_that_fails_and_an_observer_that_fails_change_nothing(opened: Opened) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("broken")
+
+    engine = opened(USER_DAY, more={"on_alert": fail, "observers": (fail,)})
+    assert engine.settle(engine.reserve(call("0.90")), cost="0.90").cost == Decimal("0.90")
+
+
+def test_observers_are_told_of_reserves_ends_and_refusals(opened: Opened) -> None:
+    told: list[Any] = []
+    engine = opened(USER_DAY, more={"observers": (told.append,)})
+    engine.settle(engine.reserve(call(step="answer")), cost="0.01")
+    engine.release(engine.reserve(call()))
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("5"))
+    assert [event.kind for event in told] == ["reserved", "settled", "reserved", "released", "refused"]
+    assert (told[1].cost_nusd, told[1].step, told[1].held_s >= 0) == (10_000_000, "answer", True)
+    assert (told[4].code, told[4].budget, told[4].limit) == ("spend", "user-day", 10**9)
+
+
+def test_asked_questions_are_read_without_using_one_up(opened: Opened) -> None:
+    asked = {"scope": "tenant", "meter": "utterances", "count": "entry", "limit": 5, "window": "rolling:24h"}
+    engine = opened({**asked, "features": ["ask"]})
+    for _ in range(2):
+        with engine.utterance(tenant="acme", user="u1", feature="ask"):
+            pass
+    engine.flush()
+    assert [event.name for event in engine.ledger.events().items] == ["asked", "asked"]
+    assert engine.status(tenant="acme", user="u1")[0].spent == 2
+
+
+def test_what_the_owner_carries_has_its_note_when_the_store_forgot_it(opened: Opened) -> None:
+    engine = opened(USER_DAY, remember="1ms", reservation_timeout="20ms")
+    held = pickle.loads(pickle.dumps(engine.reserve(call(step="answer"))))
+    time.sleep(0.1)
+    engine.orphans()
+    time.sleep(0.1)
+    assert engine.settle(held, cost="0.02").status == "late"
+    rows = {row.status: row for row in runs_of(engine)}
+    assert rows["late"].step == "answer"
+    assert sum(row.booked_nusd for row in rows.values()) == 20_000_000
+
+
+def test_a_ledger_that_is_down_delays_nothing(engine_url: str, tmp_path: Path) -> None:
+    missing = f"sqlite:///{tmp_path / 'no-such-folder' / 'ledger.db'}"
+    with BudgetEngine.open(engine_url, {"budgets": [USER_DAY], "store_timeout": "10s"}, ledger=missing) as engine:
+        assert engine.settle(engine.reserve(call()), cost="0.01").status == "settled"
+
+
+def test_limits_stay_below_what_an_amount_can_be() -> None:
+    assert MAX_AMOUNT > 9_000_000 * 10**9
