@@ -13,6 +13,8 @@ from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.models import Budget
+from llm_budget_hooks.models.events import Event, EventKind
+from llm_budget_hooks.models.trail import event_facts, override_facts
 from llm_budget_hooks.plan import DEFAULT_TENANT, normalised
 
 _log = logging.getLogger("llm_budget_hooks")
@@ -26,11 +28,21 @@ class Administration(Operations):
         engaged = yield from self._change(lambda now, at_ms: settings.kill(now, name, reason, by, at_ms))
         if engaged:
             _log.warning("The kill switch is on for %s.", "one tenant" if name else "everybody")
+            yield from self._noted("killed", name, by, reason)
         return engaged
 
-    def _revive(self, tenant: str | None) -> Steps[bool]:
+    def _revive(self, tenant: str | None, by: str) -> Steps[bool]:
         name = _whose(tenant)
-        return (yield from self._change(lambda now, _: settings.revive(now, name)))
+        revived = yield from self._change(lambda now, _: settings.revive(now, name))
+        if revived:
+            yield from self._noted("revived", name, by)
+        return revived
+
+    def _noted(self, kind: EventKind, tenant: str, by: str, reason: str = "") -> Steps[None]:
+        """Tell observers and the ledger of a change that was made."""
+        event = Event(kind, self.now_ms(), tenant=tenant or None, by=by or None, reason=reason or None)
+        self._trail.tell(event)
+        yield from self._post("event", event_facts(kind, tenant=tenant, by=by, text=reason))
 
     def _report_injection(self, tenant: str) -> Steps[bool]:
         name, engaged = _whose(tenant), False
@@ -43,6 +55,7 @@ class Administration(Operations):
         yield from self._change(noted)
         if engaged:
             _log.warning("auto_engaged: the kill switch is on for one tenant after reported injections.")
+            yield from self._noted("auto_engaged", name, "", settings.INJECTED)
         return engaged
 
     def _override(
@@ -59,11 +72,19 @@ class Administration(Operations):
         units = None if limit is None else _units(found, limit)
         until_ms = 0 if expires_at is None else _until(expires_at, self.now_ms())
         name = "" if found.scope == "global" else _whose(tenant)
-        return (
-            yield from self._change(
-                lambda now, at_ms: settings.override(now, name, budget, units, until_ms, by, reason, at_ms)
-            )
+        changed = yield from self._change(
+            lambda now, at_ms: settings.override(now, name, budget, units, until_ms, by, reason, at_ms)
         )
+        if changed:
+            event = Event(
+                "override", self.now_ms(), tenant=name or None, budget=budget, scope=found.scope, meter=found.meter,
+                limit=units, by=by or None, reason=reason or None,
+            )  # fmt: skip
+            self._trail.tell(event)
+            written = "" if limit is None else str(limit)
+            facts = {"limit": written, "expires_ms": until_ms or None, "by": by, "reason": reason}
+            yield from self._post("override", override_facts(tenant=name, budget=budget, **facts))
+        return changed
 
     def _overridable(self, budget: str, tenant: str | None, role: str) -> Budget:
         budgets = {b.name: b for b in self.policy.budgets_of(_whose(tenant), switched_off=True)}
@@ -105,17 +126,17 @@ class Administration(Operations):
         """Same as `kill`, awaited."""
         return await self.arun(self._kill(tenant, reason, by))
 
-    def revive(self, tenant: str | None = None, *, by: str = "") -> bool:  # noqa: ARG002 - for the trail
+    def revive(self, tenant: str | None = None, *, by: str = "") -> bool:
         """Let a tenant's calls in again; without a tenant, take the switch for everybody back.
 
         Returns:
             False if the switch was not on.
         """
-        return self.run(self._revive(tenant))
+        return self.run(self._revive(tenant, by))
 
-    async def arevive(self, tenant: str | None = None, *, by: str = "") -> bool:  # noqa: ARG002 - for the trail
+    async def arevive(self, tenant: str | None = None, *, by: str = "") -> bool:
         """Same as `revive`, awaited."""
-        return await self.arun(self._revive(tenant))
+        return await self.arun(self._revive(tenant, by))
 
     def report_injection(self, tenant: str) -> bool:
         """Note an attempt to inject a prompt; the third within 5 minutes engages the tenant's kill switch.

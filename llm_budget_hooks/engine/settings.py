@@ -20,6 +20,7 @@ MAX_SETTINGS: Final = 10_000
 
 INJECTIONS: Final = 3
 INJECTION_MS: Final = 300_000
+INJECTED: Final = f"{INJECTIONS} injections were reported within 5 minutes"
 _PART: Final = "\x1f"
 
 Changes = tuple[tuple[str, str | None], ...]
@@ -136,8 +137,7 @@ def report_injection(settings: LiveSettings, tenant: str, now_ms: int) -> tuple[
     noted = (_name("injections", tenant), _text(at=recent[-INJECTIONS:]))
     if len(recent) < INJECTIONS:
         return (noted,), False
-    reason = f"{INJECTIONS} injections were reported within 5 minutes"
-    switch = (_name("kill", tenant), _text(reason=reason, by="", at=now_ms, automatic=True))
+    switch = (_name("kill", tenant), _text(reason=INJECTED, by="", at=now_ms, automatic=True))
     return (noted, switch), True
 
 
