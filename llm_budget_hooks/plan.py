@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import unicodedata
-from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from functools import lru_cache
-from hashlib import blake2b
 from typing import Any
 
 from llm_budget_hooks import estimates
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
 from llm_budget_hooks.estimates import StepBudget
+from llm_budget_hooks.keys import DEFAULT_TENANT, IDS, digest, hold_key, identity, normalised
 from llm_budget_hooks.models import Basis, Budget, Call, Policy
 from llm_budget_hooks.models.trail import run_facts
 from llm_budget_hooks.money import parse_nusd
@@ -25,58 +20,10 @@ from llm_budget_hooks.pricing import Price, PriceBook
 from llm_budget_hooks.transitions import MAX_AMOUNT, Kind, Meter, Mode, Read, Reserve, Rule, Shape, Terms
 from llm_budget_hooks.windows import Window
 
-DEFAULT_TENANT = "default"
 _METERS = {"usd": 1, "tokens": 2, "calls": 3, "utterances": 4, "in_flight": 5}
 _SCOPES = {"global": 0, "tenant": 1, "user": 2, "answer": 3}
 _MAX_SHAPES = 4096
 _MADE_UP = "-"
-
-
-def digest(*parts: str) -> str:
-    """Twenty letters that stand for a list of texts, whatever is in them; other lists have others."""
-    hashed = blake2b(digest_size=15)
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        hashed.update(b"%d:" % len(encoded))
-        hashed.update(encoded)
-    return urlsafe_b64encode(hashed.digest()).decode()
-
-
-def normalised(text: str | None) -> str:
-    """An id as accounts know it: NFC, stripped; empty where there is none."""
-    if text is None:
-        return ""
-    return text.strip() if text.isascii() else unicodedata.normalize("NFC", text).strip()
-
-
-@lru_cache(maxsize=8192)
-def _identity(tenant: str, user: str) -> tuple[str, str]:
-    return digest("t", tenant), digest("u", tenant, user)
-
-
-class _Ids:
-    """Made-up ids: a random part per process, and a count."""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        self._prefix = "r-" + os.urandom(8).hex()
-        self._count = itertools.count()
-
-    def next(self) -> str:
-        return f"{self._prefix}{next(self._count):x}"
-
-
-_IDS = _Ids()
-os.register_at_fork(after_in_child=_IDS.renew)
-
-
-def hold_key(id: str) -> str:
-    """The key of a hold. Made-up ids are their own; all others are hashed, and cannot meet them."""
-    if id.startswith("r-") and len(id) < 40 and id[2:].isalnum() and id.isascii():
-        return id
-    return "x" + digest("h", id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +147,11 @@ class Planner:
         tenant = tenant or DEFAULT_TENANT
         self._seen_ms = now_ms
         compiled = self._compile(tenant, call.feature, call.model, now_ms)
-        hashes = _identity(tenant, user)
+        hashes = identity(tenant, user)
         utterance = digest("a", tenant, user, call.utterance) if call.utterance else ""
         price, nusd, tokens, basis = self._estimate(call, compiled, actual)
         amounts = self._amounts(call, compiled, price, nusd, tokens, actual)
-        id = call.id if call.id is not None else _IDS.next()
+        id = call.id if call.id is not None else IDS.next()
         note = call.model
         if self.terms.outbox_max:
             note = run_facts(
@@ -230,7 +177,7 @@ class Planner:
         if not lines:
             return None
         compiled = _summary(sorted(lines, key=self._report_order)).at(now_ms)
-        hashes, utterance = _identity(tenant, user), digest("a", tenant, user, call.utterance or "")
+        hashes, utterance = identity(tenant, user), digest("a", tenant, user, call.utterance or "")
         command = Reserve(
             "", "", compiled.shape, _keys(compiled, hashes, utterance), (1,) * len(lines),
             _scopes(compiled, hashes), utterance, self.terms, compiled.from_ms, min(compiled.until_ms, until_ms),
@@ -244,7 +191,7 @@ class Planner:
         scopes = {"global"} | ({"tenant"} if tenant is not None else set()) | ({"user"} if user is not None else set())
         lines = tuple(line for line in self._of(name, now_ms)[0] if line.budget.scope in scopes)
         compiled = _summary(lines).at(now_ms)
-        hashes = _identity(name, normalised(user))
+        hashes = identity(name, normalised(user))
         keys = _keys(compiled, hashes, "")
         command = Read(
             compiled.shape, keys, _scopes(compiled, hashes), self.terms, "", compiled.from_ms, compiled.until_ms
@@ -263,7 +210,7 @@ class Planner:
         name, who = normalised(tenant) or DEFAULT_TENANT, normalised(user)
         lines = self.answer_lines(tenant, feature)
         compiled = _summary(lines).at(0)
-        key, hashes = digest("a", name, who, utterance), _identity(name, who)
+        key, hashes = digest("a", name, who, utterance), identity(name, who)
         command = Read(compiled.shape, _keys(compiled, hashes, key), _scopes(compiled, hashes), self.terms, key)
         return command, lines
 

@@ -12,10 +12,10 @@ from llm_budget_hooks.engine.operations import Operations
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
 from llm_budget_hooks.models import Budget
 from llm_budget_hooks.models.events import Event, EventKind
 from llm_budget_hooks.models.trail import event_facts, override_facts
-from llm_budget_hooks.plan import DEFAULT_TENANT, normalised
 
 _log = logging.getLogger("llm_budget_hooks")
 

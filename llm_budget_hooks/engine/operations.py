@@ -27,6 +27,7 @@ from llm_budget_hooks.errors import (
     ReservationConflict,
     StoreUnavailable,
 )
+from llm_budget_hooks.keys import hold_key
 from llm_budget_hooks.models import (
     Call,
     Settlement,
@@ -37,7 +38,7 @@ from llm_budget_hooks.models import (
 from llm_budget_hooks.models.calls import checked_cost
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.models.trail import event_facts, run_actual
-from llm_budget_hooks.plan import Plan, hold_key
+from llm_budget_hooks.plan import Plan
 from llm_budget_hooks.transitions import (
     Ended,
     Ending,

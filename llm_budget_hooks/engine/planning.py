@@ -25,13 +25,11 @@ from llm_budget_hooks.errors import (
     ReservationConflict,
     StoreUnavailable,
 )
-from llm_budget_hooks.models import (
-    Call,
-    Policy,
-)
+from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
+from llm_budget_hooks.models import Call, Policy
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.models.trail import event_facts
-from llm_budget_hooks.plan import DEFAULT_TENANT, Plan, Planner, normalised
+from llm_budget_hooks.plan import Plan, Planner
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import (

@@ -9,9 +9,9 @@ from zoneinfo import ZoneInfo
 
 from llm_budget_hooks.engine.settings import Killed
 from llm_budget_hooks.errors import BudgetExceeded, Code
+from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
 from llm_budget_hooks.models import Call, Policy, instant
 from llm_budget_hooks.money import format_usd, to_decimal
-from llm_budget_hooks.plan import DEFAULT_TENANT, normalised
 from llm_budget_hooks.transitions import Failure, Meter, Rule
 from llm_budget_hooks.windows import Window
 

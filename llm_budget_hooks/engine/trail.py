@@ -10,10 +10,10 @@ from decimal import Decimal
 from typing import Any, Final, Protocol
 
 from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.keys import digest
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.events import Event, Observer
 from llm_budget_hooks.models.trail import refusal_facts
-from llm_budget_hooks.plan import digest
 from llm_budget_hooks.transitions import Kind, Once, Rule
 
 _log = logging.getLogger("llm_budget_hooks")

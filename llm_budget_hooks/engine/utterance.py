@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llm_budget_hooks.engine.refusals import answer_refusal
 from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.keys import normalised
 from llm_budget_hooks.money import to_decimal
-from llm_budget_hooks.plan import normalised
 from llm_budget_hooks.transitions import Meter
 
 if TYPE_CHECKING:

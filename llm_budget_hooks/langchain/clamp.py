@@ -7,9 +7,9 @@ from decimal import Decimal
 from llm_budget_hooks.clamp import affordable_output
 from llm_budget_hooks.engine import BudgetEngine, Utterance
 from llm_budget_hooks.errors import PriceUnknown
+from llm_budget_hooks.keys import DEFAULT_TENANT
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.money import parse_nusd
-from llm_budget_hooks.plan import DEFAULT_TENANT
 from llm_budget_hooks.transitions import Meter
 
 

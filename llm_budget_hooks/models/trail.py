@@ -7,16 +7,15 @@ tenants, users and utterances are kept as they were given; prompts and outputs n
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
+from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
 from llm_budget_hooks.models.calls import Usage
 
 RunStatus = Literal["settled", "late", "charged", "expired", "released"]
-DEFAULT_TENANT: Final = "default"
 RUN_KINDS: Final = frozenset({"settled", "charged", "expired", "released"})
 COUNTS: Final = (
     "input_tokens", "cached_input_tokens", "cache_write_tokens", "cache_write_1h_tokens", "output_tokens",
@@ -299,7 +298,7 @@ def stored_text(text: str | None, longest: int = _LONGEST) -> str:
     """
     if not text:
         return ""
-    whole = text.strip() if text.isascii() else unicodedata.normalize("NFC", text).strip()
+    whole = normalised(text)
     encoded = whole.encode("utf-8", "surrogatepass")
     kept = encoded.decode("utf-8", "replace").replace("\0", "\ufffd")
     if kept == whole and len(kept) <= longest:
