@@ -62,21 +62,23 @@ def open_trail(asked: Asked, store: Store, policy: Policy) -> Trail:
     from llm_budget_hooks.ledger import Drain, Ledger
 
     ledger = Ledger.open(asked.ledger, zone=policy.timezone)
-    drain = Drain(StoreOutbox(store), ledger, name=policy.namespace)
+    drain = Drain(StoreOutbox(store, asked.clock), ledger, name=policy.namespace)
     return Trail(drain, ledger, asked.observers, asked.on_alert)
 
 
 class StoreOutbox:
-    """The outbox of a store, as a drain reads it."""
+    """The outbox of a store, as a drain reads it; by the engine's clock, where that has one of its own."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock | None = None) -> None:
         self._store = store
+        self._clock = clock
 
     def take(self, owner: str, done: str, limit: int) -> Batch:
         """See `llm_budget_hooks.ledger.Outbox`."""
         from llm_budget_hooks.ledger import Batch
 
-        answer = self._store.execute(Take(owner, done, limit))
+        now_ms = None if self._clock is None else round(self._clock().timestamp() * 1000)
+        answer = self._store.execute(Take(owner, done, limit, now_ms))
         assert isinstance(answer, Taken)  # noqa: S101 - what a store answers to this command
         entries = [
             Entry(number, at_ms, kind, id, was, facts, actual)

@@ -45,6 +45,14 @@ def balances(lines: Sequence[Balance], caption: str = "") -> str:
     return f"<table>{title}<tr>{head}</tr>{''.join(map(_row, lines))}</table>"
 
 
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    """A table of texts: the first column is to the left, all others are figures, to the right."""
+    head = "".join(_cell(name, at > 0, "th") for at, name in enumerate(names))
+    lines = ["".join(_cell(text, at > 0) for at, text in enumerate(row)) for row in rows]
+    title = f"<caption style='text-align:left'>{escape(caption)}</caption>"
+    return f"<table>{title}<tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
 def facts(title: str, pairs: Sequence[tuple[str, object]]) -> str:
     """A table of names and values under a title."""
     rows = "".join(f"<tr>{_cell(name)}{_cell(str(value))}</tr>" for name, value in pairs)
