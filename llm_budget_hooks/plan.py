@@ -100,6 +100,7 @@ class Planner:
         policy, prices: the rules and the price book.
         terms: the policy's intervals, as stores need them.
         revision: the number of the settings that are in force.
+        counts_entries, limits_answers: whether any budget of anybody does.
     """
 
     def __init__(self, policy: Policy, prices: PriceBook, *, outbox: bool = False) -> None:
@@ -114,6 +115,9 @@ class Planner:
         self._limits: Mapping[str, Mapping[str, tuple[int, int]]] = {}
         self._seen_ms = 0
         self.revision = 0
+        budgets = [*policy.budgets, *(budget for tenant in policy.tenants.values() for budget in tenant.budgets)]
+        self.counts_entries = any(budget.count == "entry" for budget in budgets)
+        self.limits_answers = any(budget.scope == "answer" for budget in budgets)
 
     def override(self, revision: int, limits: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
         """Plan with other limits from now on.

@@ -50,9 +50,14 @@ class Readings(Planning):
                 return answer_estimate(line.budget.name, line.limit, estimate)
         return None
 
+    @property
+    def counts_entries(self) -> bool:
+        """Whether any budget counts utterances when they begin, whoever's they are."""
+        return self._planner.counts_entries
+
     def limits_answers(self, tenant: str | None, feature: str | None) -> bool:
         """Whether any budget is about single answers of a tenant and a feature."""
-        return bool(self._planner.answer_lines(tenant, feature))
+        return self._planner.limits_answers and bool(self._planner.answer_lines(tenant, feature))
 
     def answer_balances(self, scope: Utterance) -> Steps[tuple[Any, Any]]:
         """The answer budgets of an utterance, and what is spent and reserved in each."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from decimal import Decimal
 from types import TracebackType
@@ -42,6 +42,21 @@ def current_utterance(engine: object) -> Utterance | None:
     if scope is None:
         return next((found for find in _FINDERS if (found := find(engine)) is not None), None) if _FINDERS else None
     return scope if scope.engine is engine else None
+
+
+class _Block:
+    """A block in which an utterance is the surrounding one."""
+
+    __slots__ = ("_scope", "_token")
+
+    def __init__(self, scope: Utterance) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        self._token = _CURRENT.set(self._scope)
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
 
 
 class Utterance:
@@ -132,11 +147,21 @@ class Utterance:
             BudgetExceeded: the announced steps are expected to cost more than the ceiling, or a budget that counts
                 utterances when they begin said no.
         """
-        self.engine.run(self._start())
+        if not self._joins_at_once():
+            self.engine.run(self._start())
 
     async def astart(self) -> None:
         """Same as `start`, awaited."""
-        await self.engine.arun(self._start())
+        if not self._joins_at_once():
+            await self.engine.arun(self._start())
+
+    def _joins_at_once(self) -> bool:
+        """Begin it where nothing has to be planned or asked for that; False: `_start` does."""
+        if self.plan or self.engine.counts_entries:
+            return False
+        if self._outer is None:
+            self.engine.join(self)
+        return True
 
     def _start(self) -> Generator[Any, Any, None]:
         refused = self.engine.answer_ceiling(self)
@@ -146,14 +171,9 @@ class Utterance:
             yield from self.engine.enter(self)
             self.engine.join(self)
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> AbstractContextManager[None]:
         """All that is reserved in this block belongs to it, whatever surrounds the block."""
-        token = _CURRENT.set(self)
-        try:
-            yield
-        finally:
-            _CURRENT.reset(token)
+        return _Block(self)
 
     def finish(self, error: BaseException | None = None) -> None:
         """End it without a ``with`` block, with the exception that ended it if there is one.
@@ -161,7 +181,8 @@ class Utterance:
         Raises:
             BudgetExceeded: the answer cost more than its ceiling, and `error` is None.
         """
-        self.engine.run(self._finish(error))
+        if self._outer is None and self.engine.limits_answers(self.tenant, self.feature):
+            self.engine.run(self._finish(error))
 
     def _repr_html_(self) -> str:
         from llm_budget_hooks import html
