@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,17 @@ Preset = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Pay for some 70 short calls of this model at its real provider."),
+]
+Ledger = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="sqlite:///path or postgresql://user@host/name; left out: LLM_BUDGET_LEDGER."),
+]
+_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
+Since = Annotated[
+    datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="From this day or instant on.")
+]
+Until = Annotated[
+    datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="Before this day or instant.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
@@ -151,3 +163,26 @@ def doctor(
         from llm_budget_hooks.cli.opened import policy_of, store_of
 
         run(store_of(store), policy_of(policy, preset), hooks, as_json)
+
+
+@app.command()
+def whatif(
+    policy: Annotated[Path | None, typer.Argument(metavar="POLICY.toml", help="The rules to try.")] = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    since: Since = None,
+    until: Until = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's calls.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay the ledger under other rules: what would have been refused, when, for whom, and what it would have saved.
+
+    An answer ends with its first refusal, and nobody comes again later, so what is saved is the most that it can be.
+    Nothing is changed. The exit code is 1 if something would have been refused.
+    """
+    with mistakes_told():
+        from llm_budget_hooks.cli.opened import ledger_of, policy_of
+        from llm_budget_hooks.cli.whatif import run
+
+        rules = policy_of(policy, preset)
+        run(ledger_of(ledger), rules, since, until, tenant, as_json)

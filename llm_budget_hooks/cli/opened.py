@@ -64,6 +64,26 @@ def policy_of(path: Path | None, preset: str | None) -> Policy:
     return Policy.load(found)
 
 
+def ledger_of(url: str | None) -> Any:
+    """The ledger that an option names, or LLM_BUDGET_LEDGER; a file that is not there is not made.
+
+    Raises:
+        ConfigurationError: there is none, or the URL names none.
+    """
+    from sqlalchemy import make_url
+
+    from llm_budget_hooks.ledger import Ledger
+
+    found = url or os.environ.get("LLM_BUDGET_LEDGER")
+    if not found:
+        raise ConfigurationError("Which ledger? Name it with --ledger, or set LLM_BUDGET_LEDGER.")
+    ledger = Ledger.open(found)
+    named = make_url(found)
+    if named.get_backend_name() == "sqlite" and not Path(named.database or "").is_file():
+        raise ConfigurationError(f"There is no ledger at {named.database}.")
+    return ledger
+
+
 def print_json(values: Any) -> None:
     """Print one line of JSON."""
     typer.echo(json.dumps(values, ensure_ascii=False))
