@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from llm_budget_hooks.engine.outage import Outage
 from llm_budget_hooks.engine.trail import Trail
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.models.trail import Entry
+from llm_budget_hooks.money import parse_nusd
 from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import Take, Taken
 
 if TYPE_CHECKING:
     from llm_budget_hooks.engine import BudgetEngine
+    from llm_budget_hooks.engine.outage import OnDegraded
     from llm_budget_hooks.engine.planning import Clock
     from llm_budget_hooks.engine.trail import OnAlert
     from llm_budget_hooks.ledger import Batch
     from llm_budget_hooks.models.events import Observer
 
+_log = logging.getLogger("llm_budget_hooks")
 _ACCEPTED = "memory://, sqlite:///path/to/file.db, redis://host:6379/0 or rediss://"
 
 
@@ -36,13 +41,12 @@ class Asked:
     on_alert: OnAlert | None
     observers: tuple[Observer, ...]
     require_shared: bool
+    on_degraded: OnDegraded | None
+    journal: str | os.PathLike[str] | None
 
 
-def open_engine(made: type[BudgetEngine], asked: Asked, unsupported: Mapping[str, Any]) -> BudgetEngine:
+def open_engine(made: type[BudgetEngine], asked: Asked) -> BudgetEngine:
     """See `BudgetEngine.open`."""
-    for name, value in unsupported.items():
-        if value is not None:
-            raise ConfigurationError(f"BudgetEngine.open does not support {name}= yet; leave it out.")
     rules = Policy.load({} if asked.policy is None else asked.policy)
     store = open_store(asked.url, rules)
     if asked.require_shared and not store.shared:
@@ -52,7 +56,26 @@ def open_engine(made: type[BudgetEngine], asked: Asked, unsupported: Mapping[str
             "Use sqlite:///path or redis://."
         )
     origin = (asked.url, rules, asked.ledger)
-    return made(store, rules, clock=asked.clock, origin=origin, trail=open_trail(asked, store, rules))
+    trail, outage = open_trail(asked, store, rules), open_outage(asked, rules)
+    return made(store, rules, clock=asked.clock, origin=origin, trail=trail, outage=outage)
+
+
+def open_outage(asked: Asked, policy: Policy) -> Outage:
+    """What the engine does while its store is away; a balance in this process's own memory never is."""
+    mode, allowance = policy.on_store_error, parse_nusd(policy.degraded_allowance)
+    if mode == "deny" or asked.url == "memory://":
+        return Outage("deny", on_degraded=asked.on_degraded)
+    from llm_budget_hooks.journal import Journal, JournalError, default_path
+
+    path = default_path(asked.url, policy.namespace) if asked.journal is None else asked.journal
+    journal = Journal(path, policy.outbox_max, policy.store_timeout.total_seconds())
+    try:
+        journal.check()
+    except JournalError as error:
+        what = "bounded acts as deny" if mode == "bounded" else "what it lets through is booked nowhere"
+        _log.warning("on_store_error = %r: %s, as %s.", mode, what, error)
+        return Outage(mode, allowance, None, asked.on_degraded)
+    return Outage(mode, allowance, journal, asked.on_degraded)
 
 
 def open_trail(asked: Asked, store: Store, policy: Policy) -> Trail:

@@ -151,7 +151,13 @@ class BudgetExceeded(BudgetError):
 
 
 class StoreUnavailable(BudgetExceeded):
-    """The store could not decide within `store_timeout`, so the call was refused. Nothing is held."""
+    """The store could not decide within `store_timeout`, so the call was refused. Nothing is held.
+
+    Attributes:
+        sent: whether the store may have got the command.
+    """
+
+    sent = True
 
     def __init__(self, message: str, **facts: Any) -> None:
         facts.setdefault("public_message", "Service is busy. Try again in a moment.")

@@ -21,6 +21,14 @@ class StartedServers(dict[str, RedisServer]):
         return self[name]
 
 
+@pytest.fixture(autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state directory for each test, where its journals are."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def redis_servers() -> Iterator[StartedServers]:
     """All servers that were asked for in this session."""

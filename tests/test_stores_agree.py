@@ -101,13 +101,14 @@ def command_of(step: Any, now: int, held: dict[str, Any]) -> Any:
             "" if mode == Mode.CHECK else f"h{number}", content, Shape(tuple(RULES[at] for at in shape)),
             keys_of(shape, tenant, user, utterance), values, (tenant + user, tenant, ""),
             f"{tenant}{user}{utterance}" if utterance else "", TERMS, T0, T0 + DAY, mode, "model", now,
+            actual=f"journal {amount}" if mode == Mode.REPLAY else "",
         )  # fmt: skip
     if step[0] == "finish":
         _, number, ending, amount, final, carried, bury = step
         id = f"h{number}"
         return Finish(
             id, ending, TERMS, amount if final else None, amount * 2 if final and amount % 2 else None, final,
-            held.get(id) if carried else None, bury, now,
+            held.get(id) if carried else None, bury, now, place=f"journal {amount}" if bury and carried else "",
         )  # fmt: skip
     return Orphans(TERMS, now_ms=now)
 

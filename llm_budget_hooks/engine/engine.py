@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from llm_budget_hooks.engine.administration import Administration
+from llm_budget_hooks.engine.outage import OnDegraded
 from llm_budget_hooks.engine.planning import Clock
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.trail import OnAlert
@@ -59,10 +60,10 @@ class BudgetEngine(Administration):
         *,
         ledger: str | None = None,
         clock: Clock | None = None,
-        on_degraded: Any = None,
+        on_degraded: OnDegraded | None = None,
         on_alert: OnAlert | None = None,
         observers: tuple[Observer, ...] = (),
-        journal: Any = None,
+        journal: str | os.PathLike[str] | None = None,
         require_shared: bool = False,
     ) -> BudgetEngine:
         """An engine on a store.
@@ -76,16 +77,17 @@ class BudgetEngine(Administration):
                 refusal and event; None: none is kept.
             on_alert: is told once of each threshold that an account reaches, with a mapping; a `Webhook` is one.
             observers: are told of every event, in the way of the call: they must be quick.
-            on_degraded, journal: not supported by this version.
+            on_degraded: is told once of each outage of the store that this process sees, with a mapping.
+            journal: the file that keeps what is let through while the store is away; None: one for each store and
+                namespace in the user's state directory.
 
         Raises:
             ConfigurationError: the URL or the policy is wrong, or the store is not shared but has to be.
         """
         from llm_budget_hooks import config
 
-        unsupported = {"on_degraded": on_degraded, "journal": journal}
-        asked = config.Asked(url, policy, ledger, clock, on_alert, tuple(observers), require_shared)
-        return config.open_engine(cls, asked, unsupported)
+        more = (tuple(observers), require_shared, on_degraded, journal)
+        return config.open_engine(cls, config.Asked(url, policy, ledger, clock, on_alert, *more))
 
     @classmethod
     def from_env(cls) -> BudgetEngine:
@@ -108,6 +110,11 @@ class BudgetEngine(Administration):
         """Whether other processes see the same balances."""
         return self._store.shared
 
+    @property
+    def degraded(self) -> bool:
+        """Whether the store was away when this process last asked it."""
+        return self._outage.active
+
     def reserve(self, call: Call) -> Reservation:
         """Hold the call's estimate against every matching budget, or refuse.
 
@@ -122,9 +129,8 @@ class BudgetEngine(Administration):
         plan = planned[2]
         try:
             answer: Any = self._store.execute(plan.command)
-        except BaseException:
-            self._bury(plan)
-            raise
+        except BaseException as error:  # noqa: BLE001 - what it means is decided there
+            return self.run(self._undecided(planned, error))
         return self._held(*planned, answer) if not answer.verdict else self.run(self._decided(*planned, answer))
 
     async def areserve(self, call: Call) -> Reservation:
@@ -135,9 +141,8 @@ class BudgetEngine(Administration):
         plan = planned[2]
         try:
             answer: Any = await self._store.aexecute(plan.command)
-        except BaseException:
-            self._bury(plan)
-            raise
+        except BaseException as error:  # noqa: BLE001 - what it means is decided there
+            return await self.arun(self._undecided(planned, error))
         return self._held(*planned, answer) if not answer.verdict else await self.arun(self._decided(*planned, answer))
 
     def settle(
@@ -165,6 +170,8 @@ class BudgetEngine(Administration):
         if type(reservation) is not Reservation:
             return self.run(self._settle_by_id(str(reservation), usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
+        if self._outage.waiting:
+            return self.run(self._settle_behind(reservation, finish))
         try:
             answer: Any = self._store.execute(finish)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
@@ -187,6 +194,8 @@ class BudgetEngine(Administration):
         if type(reservation) is not Reservation:
             return await self.arun(self._settle_by_id(str(reservation), usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
+        if self._outage.waiting:
+            return await self.arun(self._settle_behind(reservation, finish))
         try:
             answer: Any = await self._store.aexecute(finish)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
@@ -292,6 +301,7 @@ class BudgetEngine(Administration):
         """
         for wait in BEFORE_FLUSH:
             wait()
+        self._store.ask_again()
         self.run(self._resend())
         self._drained()
 
@@ -299,6 +309,7 @@ class BudgetEngine(Administration):
         """Same as `flush`, awaited."""
         for wait in BEFORE_FLUSH:
             await asyncio.to_thread(wait)
+        self._store.ask_again()
         await self.arun(self._resend())
         await asyncio.to_thread(self._drained)
 
@@ -325,6 +336,7 @@ class BudgetEngine(Administration):
         await self._store.aclose()
 
     def _end_trail(self) -> None:
+        self._outage.close()
         if self._trail.drain is not None:
             self._trail.drain.close()
             self._trail.ledger.close()
@@ -375,6 +387,8 @@ class BudgetEngine(Administration):
             "ledger": ledger,
             "on_alert": self._trail.on_alert,
             "observers": self._trail.observers,
+            "on_degraded": self._outage.on_degraded,
+            "journal": self._outage.path,
         }
         return partial(type(self).open, clock=self._clock, **more), (url, policy)
 

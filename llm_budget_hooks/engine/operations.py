@@ -89,7 +89,7 @@ class Operations(Readings):
 
     def _at_once(self, call: Call) -> tuple[Call, Utterance | None, Plan] | None:
         """The plan of a reserve that nothing has to come before; None: `_reserve` knows what."""
-        if self._pending or self._settings.kills:
+        if self._pending or self._settings.kills or self._outage.waiting:
             return None
         call, scope = self._joined(call)
         given = self._given_ms()
@@ -100,8 +100,18 @@ class Operations(Readings):
         plan.command.now_ms = given
         return call, scope, plan
 
+    def _undecided(self, planned: tuple[Call, Utterance | None, Plan], error: BaseException) -> Steps[Reservation]:
+        """What becomes of a reserve that was planned at once and that the store did not decide on."""
+        call, scope, plan = planned
+        try:
+            answer = self._unreached(plan, error)
+        except BudgetExceeded as refused:
+            yield from self._turned_away(call, refused)
+            raise
+        return (yield from self._decided(call, scope, plan, answer))
+
     def _reserve(self, call: Call) -> Steps[Reservation]:
-        if self._pending:
+        if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
         try:
@@ -137,6 +147,11 @@ class Operations(Readings):
             answer.held, answer.starts = hold.held, hold.starts
             if plan.command.keys != hold.keys:
                 plan.command.shape, plan.command.keys, plan.command.scopes = hold.shape, hold.keys, hold.scopes
+
+    def _settle_behind(self, held: Reservation, finish: Finish) -> Steps[Settlement]:
+        """Settle a hold while there are others to be told of before."""
+        answer = yield from self._finish(finish, held)
+        return self._settlement(held, answer, finish.cost_nusd, held._estimate_nusd, finish.final)
 
     def _settle_by_id(
         self, id: str, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
@@ -182,8 +197,14 @@ class Operations(Readings):
         """Keep a settle that the store did not take, with what it needs to be booked later."""
         if finish.hold is None:
             finish.hold = held.hold(self.now_ms(), self._planner.terms.timeout_ms)
-        self._pending.append(finish)
-        _log.warning("A settle or release is kept until the store answers again: %s", error)
+        self._keep(finish, error)
+
+    def _keep(self, finish: Finish, error: StoreUnavailable) -> None:
+        """Keep a settle or a release until the store answers again."""
+        self._away(error)
+        if not self._outage.keep(finish, self.now_ms()):
+            self._pending.append(finish)
+        _log.info("A settle or release is kept until the store answers again: %s", error)
 
     def _remembered(self, id: str) -> Steps[tuple[str | None, int | None]]:
         """Model and estimate of a hold that is known by its id alone."""
@@ -217,16 +238,23 @@ class Operations(Readings):
         """End a hold; None if the store could not be reached, and the command is kept for later."""
         command.now_ms = self._given_ms()
         try:
+            if self._outage.waiting:
+                yield from self._resend(1)
+            if self._outage.waiting and self._outage.keep(command, self.now_ms()):
+                return None
             answer: Finished = yield command
+            if self._outage.active:
+                self._restored()
             if answer.ended == Ended.UNKNOWN and held is not None:
+                self._restored()
+                yield from self._resend(1)
                 command.hold = held.hold(answer.now_ms, self._planner.terms.timeout_ms)
                 answer = yield command
         except StoreUnavailable as error:
             if held is not None:
                 self._unsent(command, held, error)
             else:
-                self._pending.append(command)
-                _log.warning("A settle or release is kept until the store answers again: %s", error)
+                self._keep(command, error)
             return None
         except BaseException:
             self._pending.append(command)
@@ -251,7 +279,6 @@ class Operations(Readings):
         """What a settle returns for a hold that was not open; one that the store has forgotten is sent along."""
         given: Finished | None = answer
         if answer.ended == Ended.UNKNOWN:
-            finish.hold = held.hold(answer.now_ms, self._planner.terms.timeout_ms)
             given = yield from self._finish(finish, held)
         else:
             if answer.state:
@@ -332,7 +359,7 @@ class Operations(Readings):
     ) -> Steps[Settlement]:
         if cost is None and usage is None:
             raise ConfigurationError("charge needs what to book: cost=... or usage=...")
-        if self._pending:
+        if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
         known = checked_cost("charge", "cost", cost) if cost is not None else None

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from llm_budget_hooks.engine.outage import Outage
 from llm_budget_hooks.engine.refusals import Stage, killed, refusal
 from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
 from llm_budget_hooks.engine.trail import Trail, refusal_text, refused_event, unique
@@ -74,6 +75,7 @@ class Planning:
         clock: Clock | None = None,
         origin: tuple[Any, ...] | None = None,
         trail: Trail | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self.policy = policy
         self.prices = PriceBook(prices=policy.prices, aliases=policy.aliases, cached_discount=policy.cached_discount)
@@ -82,6 +84,7 @@ class Planning:
         self._origin = origin
         self._trail = Trail() if trail is None else trail
         self._planner = Planner(policy, self.prices, outbox=self._trail.drain is not None)
+        self._outage = Outage() if outage is None else outage
         self._pending: deque[Finish] = deque(maxlen=_PENDING)
         self._settings = LiveSettings()
         self._lowest_share = min(policy.alert_at, default=float("inf"))
@@ -174,10 +177,10 @@ class Planning:
             plan.command.actual = text
             try:
                 answer: Reserved = yield plan.command
-            except BaseException:
-                if mode == Mode.HOLD:
-                    self._bury(plan)
-                raise
+            except BaseException as error:  # noqa: BLE001 - what it means is decided there
+                return plan, self._unreached(plan, error)
+            if self._outage.active:
+                self._restored()
             if answer.verdict == Verdict.STALE:
                 yield from self._refresh()
             elif answer.verdict != Verdict.CLOCK:
@@ -189,6 +192,35 @@ class Planning:
         entry = self._planner.entry(call, now) if mode == Mode.ENTER else None
         return entry if entry is not None else self._planner.plan(call, now, mode, actual)
 
+    def _unreached(self, plan: Plan, error: BaseException) -> Reserved:
+        """What becomes of a call that the store did not decide on; raises where it does not pass."""
+        admitted = False
+        try:
+            answer = self._alone(plan, error)
+            admitted = answer.verdict == Verdict.ADMITTED
+        finally:
+            if not admitted and plan.command.mode == Mode.HOLD and getattr(error, "sent", True):
+                self._bury(plan)
+        return answer
+
+    def _alone(self, plan: Plan, error: BaseException) -> Reserved:
+        """What this process decides without its store."""
+        if not isinstance(error, StoreUnavailable):
+            raise error
+        self._away(error)
+        return self._outage.admit(plan, error, self.now_ms())
+
+    def _away(self, error: StoreUnavailable) -> None:
+        """Take note that the store is away, unless it is only busy."""
+        now = self.now_ms()
+        if not error.busy and self._outage.begin(error, now):
+            self._trail.tell(Event("degraded", now, reason=str(error)))
+
+    def _restored(self) -> None:
+        """The store answers again."""
+        if self._outage.end():
+            self._trail.tell(Event("restored", self.now_ms()))
+
     def _bury(self, plan: Plan) -> None:
         """A hold may have been taken though its answer never came: it is released with a later operation."""
         command = plan.command
@@ -199,7 +231,10 @@ class Planning:
         """Raise if the tenant is stopped, once the store says that this is still so."""
         tenant = normalised(call.tenant) or DEFAULT_TENANT
         if self._settings.killed(tenant) is not None:
-            yield from self._refresh()
+            try:
+                yield from self._refresh()
+            except StoreUnavailable as error:
+                _log.debug("What was killed when the store was last seen stays so: %s", error)
             switch = self._settings.killed(tenant)
             if switch is not None:
                 raise killed(switch, call.tenant)
@@ -298,7 +333,29 @@ class Planning:
         windows = self._planner.windows(call.tenant)
         return refusal(call, self.policy, rules, answer.failures, windows, answer.now_ms, stage)
 
-    def _resend(self) -> Steps[None]:
+    def _resend(self, batches: int = 2**31) -> Steps[None]:
+        sent = bool(self._pending)
+        yield from self._resend_pending()
+        if self._outage.waiting and ((yield from self._replay(batches)) or sent):
+            self._restored()
+
+    def _replay(self, batches: int) -> Steps[bool]:
+        """Book in the store what the journal has, in order; whether it had something."""
+        outage, done = self._outage, 0
+        for _ in range(batches):
+            commands = outage.next(self._planner.terms, self._given_ms())
+            if not commands:
+                break
+            try:
+                for number, command in commands:
+                    yield command
+                    done = number
+            finally:
+                if done:
+                    outage.done(done, self.now_ms())
+        return bool(done)
+
+    def _resend_pending(self) -> Steps[None]:
         while self._pending:
             command = self._pending.popleft()
             try:
@@ -309,6 +366,7 @@ class Planning:
 
     def _resend_quietly(self) -> Steps[None]:
         try:
-            yield from self._resend()
+            yield from self._resend(1)
         except StoreUnavailable as error:
+            self._away(error)
             _log.debug("The store still does not answer: %s", error)

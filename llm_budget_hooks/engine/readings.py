@@ -93,13 +93,16 @@ class Readings(Planning):
         raise StoreUnavailable("The store's clock moves faster than a reading can be planned.")
 
     def _status(self, tenant: str | None, user: str | None) -> Steps[list[BudgetStatus]]:
-        if self._pending:
+        if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         try:
             answer, lines = yield from self._read(lambda now: self._planner.read(tenant, user, now))
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            self._away(error)
             _, lines = self._planner.read(tenant, user, self.now_ms())
             return [_unread(line.budget) for line in lines]
+        if self._outage.active:
+            self._restored()
         return [_status(line, balance) for line, balance in zip(lines, answer.accounts, strict=True)]
 
     def _orphans(self) -> Steps[list[Orphan]]:

@@ -39,6 +39,9 @@ class Store(Protocol):
     def now_ms(self) -> int:
         """What the store's clock shows about now, without asking it; to plan with, never to decide with."""
 
+    def ask_again(self) -> None:
+        """Ask the store with the next command even if it was away a moment ago."""
+
     def close(self) -> None:
         """Close the connections of this process. The balances stay."""
 

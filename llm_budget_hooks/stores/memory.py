@@ -277,6 +277,9 @@ class MemoryStore:
         """See `Store.now_ms`."""
         return time.time_ns() // 1_000_000
 
+    def ask_again(self) -> None:
+        """Nothing to do: every command asks."""
+
     def close(self) -> None:
         """Nothing to close."""
 

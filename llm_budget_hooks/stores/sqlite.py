@@ -84,6 +84,9 @@ class SqliteStore:
         """See `Store.now_ms`."""
         return time.time_ns() // 1_000_000
 
+    def ask_again(self) -> None:
+        """Nothing to do: every command asks."""
+
     def close(self) -> None:
         """See `Store.close`."""
         with self._lock:

@@ -67,6 +67,8 @@ class State(IntEnum):
 class Mode(IntEnum):
     """What a reserve does when every rule agrees."""
 
+    REPLAY = -1
+    """Holds what was let through while the store was away, whatever the limits say; once, by its place in a journal."""
     HOLD = 0
     CHECK = 1
     """Takes nothing."""
@@ -171,7 +173,7 @@ class Reserve:
         note: a short text that `Orphans` gives back, and that goes into the outbox when the hold ends.
         now_ms: the time, where the caller's clock rules; else None.
         revision: the number of the settings that it was planned with; the answer is ``STALE`` if it is another now.
-        actual: for a charge, what goes into the outbox beside the note.
+        actual: for a charge, what goes into the outbox beside the note; for a replay, its journal and its number in it.
     """
 
     id: str
@@ -270,6 +272,7 @@ class Finish:
         now_ms: the time, where the caller's clock rules; else None.
         samples: histories that a final settle adds to, and the value for each.
         actual: what goes into the outbox beside the hold's note.
+        place: for a replay, its journal and its number in it; what comes a second time changes nothing.
     """
 
     id: str
@@ -283,6 +286,7 @@ class Finish:
     now_ms: int | None = None
     samples: tuple[tuple[str, int], ...] = ()
     actual: str = ""
+    place: str = ""
 
 
 class Ended(IntEnum):

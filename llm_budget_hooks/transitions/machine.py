@@ -74,12 +74,15 @@ def reserve(cells: Cells, command: Reserve, now: int) -> Reserved:
     """Hold, check or charge, all or nothing."""
     if cells.due_at() <= now:
         sweep(cells, command.scopes, command.terms, now)
+    mode = command.mode
+    if mode == Mode.REPLAY and not records.advance(cells, command.actual, now):
+        return Reserved(Verdict.ENDED, now, state=_SETTLED)
     known = cells.hold(command.id)
     if known is not None and (known.state == _OPEN or now < known.until_ms):
         return _again(command, known, now)
-    if cells.revision() != command.revision:
+    if mode != Mode.REPLAY and cells.revision() != command.revision:
         return Reserved(Verdict.STALE, now)
-    if not command.from_ms <= now < command.until_ms:
+    if mode != Mode.REPLAY and not command.from_ms <= now < command.until_ms:
         return Reserved(Verdict.CLOCK, now)
     amounts = list(command.amounts)
     utterance = None
@@ -90,8 +93,7 @@ def reserve(cells: Cells, command: Reserve, now: int) -> Reserved:
         accounts = cells.load(command.keys)
     starts = [0] * len(amounts)
     failures = _check(cells, command, amounts, accounts, starts, utterance, now)
-    mode = command.mode
-    if failures and mode != Mode.FORCE:
+    if failures and mode not in (Mode.FORCE, Mode.REPLAY):
         return Reserved(Verdict.REFUSED, now, failures=tuple(failures))
     if mode == Mode.CHECK:
         return Reserved(Verdict.ADMITTED, now)
@@ -218,8 +220,10 @@ def _admit(
     now: int,
 ) -> Reserved:
     terms, keys, mode = command.terms, command.keys, command.mode
-    charged = mode != Mode.HOLD
+    charged = mode > Mode.HOLD
     for at, rule in enumerate(command.shape.rules):
+        if rule.until_ms and now >= rule.until_ms:
+            continue
         if charged and rule.meter == _IN_FLIGHT:
             amounts[at] = 0
         if (amounts[at] or rule.kind == _FIXED or rule.kind == _ANSWER) and keys[at]:
@@ -254,6 +258,8 @@ def finish(cells: Cells, command: Finish, now: int) -> Finished:
     """Settle, release or extend one hold."""
     if cells.due_at() <= now:
         sweep(cells, command.hold.scopes if command.hold else (), command.terms, now)
+    if command.place and not records.advance(cells, command.place, now):
+        return Finished(Ended.ALREADY_SETTLED, now, state=_SETTLED)
     hold = cells.hold(command.id)
     if hold is None or (hold.state != _OPEN and now >= hold.until_ms):
         hold = command.hold

@@ -13,6 +13,9 @@ SAMPLES: Final = 20
 HISTORY_MS: Final = 30 * 86_400_000
 """For how long."""
 
+JOURNAL_MS: Final = 40 * 86_400_000
+"""How long a store knows how far a journal was replayed."""
+
 LEASE_MS: Final = 10_000
 """How long one owner may drain the outbox without asking again."""
 
@@ -158,6 +161,17 @@ def add_sample(cells: Cells, key: str, value: int, now: int) -> None:
     cell = cells.load((name,))[0]
     runs = (cell.runs if cell is not None else [])[-(SAMPLES - 1) :]
     cells.save(name, History([*runs, (now, value)]), now + HISTORY_MS)
+
+
+def advance(cells: Cells, place: str, now: int) -> bool:
+    """Whether a number of a journal comes for the first time; from now on it and those before it do not."""
+    journal, _, number = place.rpartition(" ")
+    name, serial = f"j:{journal}", int(number)
+    cell = cells.load((name,))[0]
+    if cell is not None and cell[0] >= serial:
+        return False
+    cells.save(name, [serial, 0, 0], now + JOURNAL_MS)
+    return True
 
 
 @dataclass(slots=True)

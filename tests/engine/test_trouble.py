@@ -14,7 +14,11 @@ import pytest
 from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, Policy, StoreUnavailable
 from llm_budget_hooks.testing import DelayProxy, FakeProvider, RedisServer
 
-POLICY = {"budgets": [{"scope": "global", "limit": "$1", "window": "day"}], "store_timeout": "500ms"}
+POLICY = {
+    "budgets": [{"scope": "global", "limit": "$1", "window": "day"}],
+    "store_timeout": "500ms",
+    "on_store_error": "deny",
+}
 CALL = Call(model="m", amount="0.10")
 
 

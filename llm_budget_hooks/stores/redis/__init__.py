@@ -21,6 +21,7 @@ from redis import exceptions
 
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
+from llm_budget_hooks.stores.breaker import Breaker
 from llm_budget_hooks.stores.redis.codec import FINISH, READ, RECORDS, RESERVE, decode, encode, script_of
 from llm_budget_hooks.stores.redis.connections import AsyncConnections, SyncConnections
 from llm_budget_hooks.transitions import Answer, Command
@@ -44,6 +45,7 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._root = f"lbh:{{{namespace}}}:"
         self._skew_ms = 0
+        self._breaker = Breaker(_place(url), timeout_s)
         self._reset()
 
     def _reset(self) -> None:
@@ -71,19 +73,25 @@ class RedisStore:
 
     def execute(self, command: Command) -> Answer:
         """See `Store.execute`."""
+        began = self._began()
         try:
             reply = self._blocking().evaluate(script_of(command), self._root, encode(command))
-        except exceptions.RedisError as error:
-            raise self._described(error) from error
+        except (exceptions.RedisError, StoreUnavailable) as error:
+            raise self._described(error, began) from error
         return self._answer(command, reply)
 
     async def aexecute(self, command: Command) -> Answer:
         """See `Store.aexecute`."""
+        began = self._began()
         try:
             reply = await self._awaited().evaluate(script_of(command), self._root, encode(command))
-        except exceptions.RedisError as error:
-            raise self._described(error) from error
+        except (exceptions.RedisError, StoreUnavailable) as error:
+            raise self._described(error, began) from error
         return self._answer(command, reply)
+
+    def ask_again(self) -> None:
+        """See `Store.ask_again`."""
+        self._breaker.close()
 
     def now_ms(self) -> int:
         """See `Store.now_ms`."""
@@ -101,8 +109,15 @@ class RedisStore:
         if connections is not None:
             await connections.close()
 
+    def _began(self) -> float:
+        if self._breaker.open:
+            self._breaker.check()
+        return time.monotonic()
+
     def _answer(self, command: Command, reply: object) -> Answer:
         answer = decode(command, reply)
+        if self._breaker.open:
+            self._breaker.close()
         if command.now_ms is None:
             self._skew_ms = answer.now_ms - time.time_ns() // 1_000_000
         return answer
@@ -126,7 +141,10 @@ class RedisStore:
                 connections = self._loops[loop] = AsyncConnections(self._url, self._timeout_s)
         return connections
 
-    def _described(self, error: exceptions.RedisError) -> StoreUnavailable:
+    def _described(self, error: exceptions.RedisError | StoreUnavailable, began_s: float) -> StoreUnavailable:
+        if isinstance(error, StoreUnavailable):
+            return self._breaker.error() if self._breaker.open else error
+        self._breaker.failed(began_s)
         return StoreUnavailable(f"The store at {_place(self._url)} {_trouble(error, self._timeout_s)} Nothing is held.")
 
 
@@ -143,7 +161,9 @@ def _trouble(error: exceptions.RedisError, timeout_s: float) -> str:
         return f"did not answer within {timeout_s:g} s."
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
         return "is out of memory: raise its maxmemory."
-    if isinstance(error, exceptions.ReadOnlyError):
+    if isinstance(error, exceptions.BusyLoadingError):
+        return "is loading its data."
+    if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
         return "is a read-only replica: name the primary."
     if isinstance(error, exceptions.InvalidResponse):
         return "does not answer as a Redis does."

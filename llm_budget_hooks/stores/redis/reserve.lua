@@ -2,13 +2,13 @@
 --
 -- KEYS[1]  the namespace's root
 -- ARGV[1]  now (-1: the server's time), from and until (the time the keys are right for), timeout, remember,
---          utterance timeout, calls of one utterance, entries kept singly, mode (0 hold, 1 check, 2 charge,
---          3 force, 4 enter), number of scopes, the settings' number, most rows in the stream (0: there is none);
+--          utterance timeout, calls of one utterance, entries kept singly, mode (-1 replay, 0 hold, 1 check,
+--          2 charge, 3 force, 4 enter), number of scopes, the settings' number, most rows in the stream (0: there is none);
 --          packed doubles, times in ms
 -- ARGV[2]  the rules, in the order in which refusals are reported
 -- ARGV[3]  the amount for each, packed doubles
 -- ARGV[4]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance,
---          what goes into the stream beside the note when this is a charge
+--          what goes into the stream beside the note when this is a charge, a journal and a number when it is a replay
 --
 -- Returns a packed verdict byte and the time, then the id at the very end:
 --   0 admitted: created, deadline, per rule what is held, per rule its window's start; for a charge, what is spent
@@ -34,14 +34,16 @@ local wanted = {root .. 'h:' .. id, root .. 'u:' .. utterance, root .. 'r'}
 for i = 1, n do wanted[3 + i] = root .. 'a:' .. key_of(i) end
 local found = call('MGET', unpack(wanted))
 
+local replay = mode == -1
+if replay and not advance(actual) then return pack('<BdB', 4, now, SETTLED) .. id end
 local known = known_hold(found[1], now)
 if known then
   if known.content ~= '' and known.content ~= names[1] then return pack('<Bd', 3, now) .. id end
   if known.state ~= OPEN then return pack('<BdB', 4, now, known.state) .. id end
   return pack('<Bddd', 2, now, known.created, known.deadline) .. id
 end
-if tonumber(found[3] or 0) ~= revision then return pack('<Bd', 6, now) .. id end
-if now < from or now >= until_ then return pack('<Bd', 5, now) .. id end
+if not replay and tonumber(found[3] or 0) ~= revision then return pack('<Bd', 6, now) .. id end
+if not replay and (now < from or now >= until_) then return pack('<Bd', 5, now) .. id end
 
 local began, calls, hits = 0, 0, ''
 if utterance ~= '' then
@@ -117,14 +119,15 @@ for i = 1, n do
   end
 end
 
-if #failures > 0 and mode ~= 3 then return pack('<Bd', 1, now) .. table.concat(failures) .. id end
+if #failures > 0 and mode ~= 3 and not replay then return pack('<Bd', 1, now) .. table.concat(failures) .. id end
 if mode == 1 then return pack('<Bddd', 0, now, 0, 0) .. id end
 
 for i = 1, n do
   local r = 6 * (i - 1)
   local meter, kind, account = rules[r + 1], rules[r + 2], accounts[i]
   if mode >= 2 and meter == IN_FLIGHT then amounts[i] = 0 end
-  if key_of(i) ~= '' and (amounts[i] > 0 or kind == FIXED or kind == ANSWER) then
+  local ttl = expiry(kind, rules[r + 5], rules[r + 6], starts[i], T, now) - now
+  if ttl > 0 and key_of(i) ~= '' and (amounts[i] > 0 or kind == FIXED or kind == ANSWER) then
     local kept = mode >= 2 or meter == CALLS or meter == UTTERANCES
     if kind == ROLLING and kept then
       log_amount(key_of(i), account, rules[r + 6], now, amounts[i], T, now)
@@ -132,7 +135,7 @@ for i = 1, n do
       local at = (kept and kind ~= ROLLING or not kept and kind == ROLLING) and 1 or 2
       account[at] = min(account[at] + amounts[i], MAX_AMOUNT)
       local raw = kind == ROLLING and log_text(account) or pack('<ddd', account[1], account[2], starts[i])
-      call('SET', wanted[3 + i], raw, 'PX', expiry(kind, rules[r + 5], rules[r + 6], starts[i], T, now) - now)
+      call('SET', wanted[3 + i], raw, 'PX', ttl)
     end
   end
 end

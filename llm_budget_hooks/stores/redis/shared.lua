@@ -13,6 +13,7 @@
 --   r, s                   how often the settings were changed, and the hash of them; both for ever
 --   y:<history>            the last runs: at, value
 --   m:<mark>               how often it was asked, when it last said yes
+--   j:<journal>            how far a journal was replayed, as text
 --   q, qd, ql              the stream to the ledger, how many rows it had no room for, and who drains it
 -- A rule is: meter, kind, scope (0 global, 1 tenant, 2 user and answer), limit, end of window, length of window.
 
@@ -27,6 +28,7 @@ local MAX_AMOUNT = 9007199254740992
 local NEVER = MAX_AMOUNT
 local KINDS = {[0] = 'open', 'expired', 'released', 'charged', 'settled'}
 local SAMPLES, HISTORY = 20, 2592000000
+local JOURNAL = 3456000000
 local SWEEP_LIMIT = 64
 local GAUGE_TTL = 172800000
 local UNSWEPT = 3024000000 -- 35 days: an open hold outlives every window it can be charged in
@@ -173,6 +175,15 @@ local function known_hold(raw, now)
   local h = read_hold(raw)
   if h.state ~= OPEN and now >= h.until_ then return nil end
   return h
+end
+
+-- Whether a number of a journal comes for the first time; from now on it and those before it do not.
+local function advance(place)
+  local journal, number = string.match(place, '^(%S*) (%d+)$')
+  local name = root .. 'j:' .. journal
+  if tonumber(call('GET', name) or -1) >= tonumber(number) then return false end
+  call('SET', name, number, 'PX', JOURNAL)
+  return true
 end
 
 local function strings(list, count) return table.concat(list, '\0', 1, count) .. '\0' end
