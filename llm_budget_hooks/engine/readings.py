@@ -55,6 +55,10 @@ class Readings(Planning):
         """Whether any budget counts utterances when they begin, whoever's they are."""
         return self._planner.counts_entries
 
+    def is_cheap(self, model: str) -> bool:
+        """Whether a model is of the tier ``cheap``, which survives a soft cutoff."""
+        return self._planner.is_cheap(model)
+
     def limits_answers(self, tenant: str | None, feature: str | None) -> bool:
         """Whether any budget is about single answers of a tenant and a feature."""
         return self._planner.limits_answers and bool(self._planner.answer_lines(tenant, feature))

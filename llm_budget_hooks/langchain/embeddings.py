@@ -7,7 +7,7 @@ rerankers fire no events at all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
@@ -105,11 +105,9 @@ class BudgetedEmbeddings(Embeddings):
 
     def _reserve(self, texts: Sequence[str]) -> Reservation:
         root = root_here(self.engine)
+        call = self._call(texts, root)
         try:
-            if root is not None and root.refused is not None:
-                raise root.refused
-            with root.scope.current() if root is not None else nullcontext():
-                return self.engine.reserve(self._call(texts, root))
+            return root.reserve(self.engine, call) if root is not None else self.engine.reserve(call)
         except BudgetExceeded as error:
             raise refused(error) from None
 

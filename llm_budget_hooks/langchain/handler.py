@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, ParamSpec
 from uuid import UUID
 
@@ -28,9 +27,9 @@ from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import open_ticket
 from llm_budget_hooks.errors import AlreadyResolved, BudgetExceeded, ConfigurationError, ReservationConflict
 from llm_budget_hooks.langchain.batches import abandoned_batch, join_batch
-from llm_budget_hooks.langchain.calls import Start, call_of, hold_id, model_of, step_of
+from llm_budget_hooks.langchain.calls import Start, call_of, hold_id, step_of
 from llm_budget_hooks.langchain.opened import Opened
-from llm_budget_hooks.langchain.refusal import BudgetRefused, refused, sticks
+from llm_budget_hooks.langchain.refusal import BudgetRefused, refused
 from llm_budget_hooks.langchain.retries import stop_retries
 from llm_budget_hooks.langchain.runs import Root, Runs, enter
 from llm_budget_hooks.langchain.usage import Outcome, outcome_of, usage_of
@@ -255,7 +254,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         run = start.run_id.int
         root = self._runs.root(self.engine, run, start.parent_run_id, start.metadata)
         try:
-            reservation = self._admitted(start, root)
+            reservation = self._reserve(start, root)
         except BudgetExceeded:
             self._abandon()
             raise
@@ -268,16 +267,6 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         root.calls[run] = opened
         opened.watch(self._sweep)
         self._runs.follow(start.run_id, opened, self._collect)
-
-    def _admitted(self, start: Start, root: Root) -> Reservation:
-        if root.refused is not None and not self._is_cheap(model_of(start)):
-            raise root.refused
-        try:
-            return self._reserve(start, root)
-        except BudgetExceeded as error:
-            if sticks(error):
-                root.refused = error
-            raise
 
     def _reserve(self, start: Start, root: Root) -> Reservation:
         call = call_of(start, root)
@@ -292,9 +281,6 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         for opened in abandoned_batch():
             if self._taken(opened.run) is not None:
                 self._quietly(self.engine.release, opened.reservation)
-
-    def _is_cheap(self, model: str) -> bool:
-        return any(fnmatchcase(model, pattern) for pattern in self.engine.policy.tiers.get("cheap", ()))
 
     def _taken(self, run: int) -> Opened | None:
         """The call that this end is the first final one of."""

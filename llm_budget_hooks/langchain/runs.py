@@ -23,6 +23,7 @@ from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
 from llm_budget_hooks.engine.utterance import current_utterance, find_utterances
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.langchain.bounded import Bounded
+from llm_budget_hooks.langchain.refusal import sticks
 from llm_budget_hooks.models import Call
 
 if TYPE_CHECKING:
@@ -61,9 +62,20 @@ class Root:
     ended: bool = False
 
     def reserve(self, engine: BudgetEngine, call: Call) -> Reservation:
-        """Reserve as this root's, whatever scope the code that calls the model is in."""
-        with self.scope.current():
-            return engine.reserve(call)
+        """Reserve as this root's, whatever scope the code that calls the model is in.
+
+        Raises:
+            BudgetExceeded: a budget said no, now or before where that sticks to this root.
+        """
+        if self.refused is not None and not engine.is_cheap(call.model):
+            raise self.refused
+        try:
+            with self.scope.current():
+                return engine.reserve(call)
+        except BudgetExceeded as error:
+            if sticks(error):
+                self.refused = error
+            raise
 
     def cancelled(self, engine: BudgetEngine, task: asyncio.Task[Any] | None) -> None:
         """A task that runs calls of this root was cancelled: what they hold is spent, as far as anybody knows."""

@@ -106,6 +106,39 @@ def test_a_root_that_was_refused_gets_no_embeddings(engines: Engines, inner: Ope
         RunnableLambda(work).invoke("hi", config(BudgetCallbackHandler(engine)))
 
 
+def test_a_root_that_was_refused_may_ask_for_cheap_embeddings(
+    engines: Engines, inner: OpenAIEmbeddings, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines({**CALLS, "limit": 1, "models": ["gpt-4o"]}, tiers={"cheap": ["text-embedding-3-small"]})
+    model, wrapped = models(model="gpt-4o"), BudgetedEmbeddings(inner, engine)
+
+    def work(_: str) -> Any:
+        model.invoke("hi")
+        with pytest.raises(BudgetRefused):
+            model.invoke("hi")
+        return wrapped.embed_query("hi")
+
+    assert RunnableLambda(work).invoke("hi", config(BudgetCallbackHandler(engine)))
+    assert [request.model for request in provider.requests] == ["gpt-4o", "text-embedding-3-small"]
+
+
+def test_a_root_whose_embeddings_were_refused_gets_no_model(
+    engines: Engines, inner: OpenAIEmbeddings, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines({**CALLS, "limit": 1, "models": ["text-*"]})
+    model, wrapped = models(model="gpt-4o"), BudgetedEmbeddings(inner, engine)
+
+    def work(_: str) -> Any:
+        wrapped.embed_query("hi")
+        with pytest.raises(BudgetRefused):
+            wrapped.embed_query("hi")
+        return model.invoke("hi")
+
+    with pytest.raises(BudgetRefused):
+        RunnableLambda(work).invoke("hi", config(BudgetCallbackHandler(engine)))
+    assert provider.count == 1
+
+
 def test_everything_else_is_the_inner_ones(engines: Engines, inner: OpenAIEmbeddings, tmp_path: Path) -> None:
     assert BudgetedEmbeddings(inner, engines()).chunk_size == inner.chunk_size
     with pytest.raises(ConfigurationError, match="model"):

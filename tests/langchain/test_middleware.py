@@ -160,6 +160,33 @@ def test_a_soft_cutoff_moves_to_the_cheaper_model(
 
 
 @pytest.mark.parametrize("handler", [False, True])
+@pytest.mark.parametrize("whose", ["user", "tenant", "global"])
+def test_a_soft_cutoff_of_all_models_lets_the_cheaper_one_go_on_up_to_its_ceiling(
+    whose: str, handler: bool, engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    limited = {"name": "all", "scope": whose, "limit": "$0.01", "window": "day"}
+    engine = engines(limited, cutoff="soft", soft_ceiling=1.1)
+    cheaper = BudgetMiddleware(engine, cheaper=models())
+    agent, run = create_agent(models(model="gpt-4o"), [], middleware=[cheaper]), run_of(engine, handler)
+    engine.charge(Call(model="gpt-4o", tenant="acme", user="u1"), cost="0.01")
+    assert "budget_refused" not in ask(agent, run, False).response_metadata
+    assert "budget_refused" not in ask(agent, run, True).response_metadata
+    assert [request.model for request in provider.requests] == ["gpt-4o-mini"] * 2
+    engine.charge(Call(model="gpt-4o-mini", tenant="acme", user="u1"), cost="0.001", force=True)
+    assert ask(agent, run, False).response_metadata["budget_code"] == "spend"
+    assert provider.count == 2
+
+
+def test_a_tenants_own_hard_cutoff_is_not_softened(engines: Engines, models: Models, provider: FakeProvider) -> None:
+    limited = {"name": "all", "scope": "user", "limit": "$0.01", "window": "day"}
+    engine = engines(limited, cutoff="soft", tenants={"acme": {"cutoff": "hard"}})
+    engine.charge(Call(model="gpt-4o", tenant="acme", user="u1"), cost="0.01")
+    agent = create_agent(models(model="gpt-4o"), [], middleware=[BudgetMiddleware(engine, cheaper=models())])
+    assert ask(agent, run_of(engine, True), False).response_metadata["budget_code"] == "spend"
+    assert provider.count == 0
+
+
+@pytest.mark.parametrize("handler", [False, True])
 def test_a_cancelled_agent_has_settled_when_it_is_cancelled(
     handler: bool, engines: Engines, models: Models, provider: FakeProvider
 ) -> None:
