@@ -39,7 +39,7 @@ class Breaker:
         """
         now = time.monotonic()
         if now < self._again_s:
-            raise self.error()
+            raise self.error(sent=False)
         self._again_s = now + self._pause_s
 
     def failed(self, began_s: float) -> None:
@@ -56,12 +56,12 @@ class Breaker:
         self.open = False
         self._again_s = 0.0
 
-    def error(self) -> StoreUnavailable:
-        """What callers are told while the store is not asked."""
+    def error(self, *, sent: bool) -> StoreUnavailable:
+        """What callers are told while the store is away; `sent`: whether it may have got their command."""
         error = StoreUnavailable(
             f"The store at {self._place} did not answer within {self._timeout_s:g} s a moment ago, "
             "and is asked again in a moment. Nothing is held.",
             retry_after=self._pause_s,
         )
-        error.sent = False
+        error.sent = sent
         return error

@@ -143,7 +143,7 @@ class RedisStore:
 
     def _described(self, error: exceptions.RedisError | StoreUnavailable, began_s: float) -> StoreUnavailable:
         if isinstance(error, StoreUnavailable):
-            return self._breaker.error() if self._breaker.open else error
+            return self._breaker.error(sent=error.sent) if self._breaker.open else error
         self._breaker.failed(began_s)
         return StoreUnavailable(f"The store at {_place(self._url)} {_trouble(error, self._timeout_s)} Nothing is held.")
 

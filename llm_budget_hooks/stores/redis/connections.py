@@ -28,13 +28,15 @@ _MAX_CONNECTIONS = 32
 _IDLE_S = 0.5
 
 
-def busy() -> StoreUnavailable:
-    """All connections were in use for the whole deadline: too many calls at once, not an outage."""
-    return StoreUnavailable(
+def busy(sent: bool) -> StoreUnavailable:
+    """All connections were in use for most of the deadline: too many calls at once, not an outage."""
+    error = StoreUnavailable(
         f"All {_MAX_CONNECTIONS} connections of this process were in use until store_timeout. Nothing is held.",
         busy=True,
         retry_after=1.0,
     )
+    error.sent = sent
+    return error
 
 
 class SyncConnections:
@@ -57,9 +59,14 @@ class SyncConnections:
         """
         deadline = time.monotonic() + self._timeout_s
         if not self._room.acquire(timeout=self._timeout_s):
-            raise busy()
+            raise busy(sent=False)
+        late = time.monotonic() > deadline - self._timeout_s / 2
         try:
             return self._with_connection(deadline, script, root, arguments)
+        except exceptions.TimeoutError:
+            if late:
+                raise busy(sent=True) from None
+            raise
         finally:
             self._room.release()
 
@@ -122,14 +129,15 @@ class AsyncConnections:
 
     async def evaluate(self, script: Script, root: str, arguments: Arguments) -> object:
         """Same as `SyncConnections.evaluate`, awaited."""
-        waiting = True
+        deadline = time.monotonic() + self._timeout_s
+        waiting = late = True
         try:
             async with asyncio.timeout(self._timeout_s), self._room:
-                waiting = False
+                waiting, late = False, time.monotonic() > deadline - self._timeout_s / 2
                 return await self._with_connection(script, root, arguments)
         except TimeoutError:
-            if waiting:
-                raise busy() from None
+            if late:
+                raise busy(sent=not waiting) from None
             raise exceptions.TimeoutError("no reply in time") from None
 
     async def _with_connection(self, script: Script, root: str, arguments: Arguments) -> object:
