@@ -81,4 +81,8 @@ def test_one_owner_drains_at_a_time(tmp_path: Path, redis_servers: Any) -> None:
             mine = blocking(store, Take("me", "", 1))
             assert [row[2] for row in mine.rows] == ["1"]
             assert not blocking(store, Take("you", "", 10)).leased
-            assert [row[2] for row in blocking(store, Take("me", mine.rows[0][0], 10)).rows] == ["2"]
+            rest = blocking(store, Take("me", mine.rows[0][0], 10))
+            assert [row[2] for row in rest.rows] == ["2"]
+            assert not blocking(store, Take("you", "", 10)).leased
+            assert not blocking(store, Take("me", rest.rows[-1][0], 10)).rows
+            assert blocking(store, Take("you", "", 10)).leased

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import llm_budget_hooks
 from llm_budget_hooks.cli.opened import engine_of, mistakes_told
 from llm_budget_hooks.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from llm_budget_hooks.cli.trail import Asked
 
 app = typer.Typer(
     name="llm-budget",
@@ -56,6 +59,15 @@ Since = Annotated[
 Until = Annotated[
     datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="Before this day or instant.")
 ]
+Tenant = Annotated[str | None, typer.Option(metavar="ID", help="Whose.")]
+Everybody = Annotated[bool, typer.Option("--everybody", help="All tenants.")]
+By = Annotated[str | None, typer.Option(metavar="NAME", help="Who says so; left out: who is logged in.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept with the change.")]
+Name = Annotated[str, typer.Argument(metavar="BUDGET", help="The budget's name, as llm-budget check shows it.")]
+User = Annotated[str | None, typer.Option(metavar="ID", help="Only of this user.")]
+Feature = Annotated[str | None, typer.Option(metavar="NAME", help="Only of this feature.")]
+After = Annotated[str | None, typer.Option(metavar="PLACE", help="Go on after a page; it says where.")]
+Rows = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many rows.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -186,3 +198,180 @@ def whatif(
 
         rules = policy_of(policy, preset)
         run(ledger_of(ledger), rules, since, until, tenant, as_json)
+
+
+@app.command()
+def kill(
+    tenant: Tenant = None,
+    everybody: Everybody = False,
+    reason: Reason = "",
+    by: By = None,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuse every call of a tenant, or of everybody, from the next one on, in every process.
+
+    Calls that are under way are settled as usual. It stays on until llm-budget revive.
+    """
+    with mistakes_told():
+        from llm_budget_hooks.cli import switches
+
+        with engine_of(store, policy, preset, ledger) as engine:
+            switches.kill(engine, tenant, everybody, reason, by, as_json)
+
+
+@app.command()
+def revive(
+    tenant: Tenant = None,
+    everybody: Everybody = False,
+    by: By = None,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the calls in again that llm-budget kill, or the switch itself, has stopped."""
+    with mistakes_told():
+        from llm_budget_hooks.cli import switches
+
+        with engine_of(store, policy, preset, ledger) as engine:
+            switches.revive(engine, tenant, everybody, by, as_json)
+
+
+@app.command("set")
+def set_limit(
+    budget: Name,
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="Such as $5, 500, or off.")],
+    tenant: Tenant = None,
+    lasts: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="Such as 24h; left out: until llm-budget unset.")
+    ] = None,
+    reason: Reason = "",
+    by: By = None,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a limit for one tenant, or that of a global budget, from the next call on, in every process.
+
+    The policy file stays as it is. A limit below what is spent refuses, and takes nothing back.
+    """
+    with mistakes_told():
+        from llm_budget_hooks.cli import switches
+
+        with engine_of(store, policy, preset, ledger) as engine:
+            switches.set_limit(engine, budget, limit, tenant, lasts, by, reason, as_json)
+
+
+@app.command()
+def unset(
+    budget: Name,
+    tenant: Tenant = None,
+    by: By = None,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the policy's own limit hold again, which llm-budget set has changed."""
+    with mistakes_told():
+        from llm_budget_hooks.cli import switches
+
+        with engine_of(store, policy, preset, ledger) as engine:
+            switches.unset(engine, budget, tenant, by, as_json)
+
+
+@app.command()
+def refusals(
+    tenant: Tenant = None,
+    user: User = None,
+    feature: Feature = None,
+    code: Annotated[str | None, typer.Option(help="Only of this kind, such as spend or killed.")] = None,
+    since: Since = None,
+    until: Until = None,
+    after: After = None,
+    limit: Rows = 20,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the calls and answers that were turned away, the latest first."""
+    with mistakes_told():
+        from llm_budget_hooks.cli import trail
+
+        names = {"tenant": tenant, "user": user, "feature": feature, "code": code}
+        with engine_of(store, policy, preset, ledger) as engine:
+            trail.refusals(engine, _asked(names, since, until, after, limit, as_json))
+
+
+@app.command()
+def events(
+    tenant: Tenant = None,
+    name: Annotated[str | None, typer.Option(help="Only of this kind, such as killed or alert.")] = None,
+    since: Since = None,
+    until: Until = None,
+    after: After = None,
+    limit: Rows = 20,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the kill switch, alerts and the like as they happened, the latest first."""
+    with mistakes_told():
+        from llm_budget_hooks.cli import trail
+
+        with engine_of(store, policy, preset, ledger) as engine:
+            trail.events(engine, _asked({"tenant": tenant, "name": name}, since, until, after, limit, as_json))
+
+
+@app.command()
+def runs(
+    tenant: Tenant = None,
+    user: User = None,
+    feature: Feature = None,
+    step: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this step.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this model.")] = None,
+    utterance: Annotated[str | None, typer.Option(metavar="ID", help="Only of this request.")] = None,
+    since: Since = None,
+    until: Until = None,
+    after: After = None,
+    limit: Rows = 20,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what calls cost, the latest first."""
+    with mistakes_told():
+        from llm_budget_hooks.cli import trail
+
+        names = {"tenant": tenant, "user": user, "feature": feature}
+        names |= {"step": step, "model": model, "utterance": utterance}
+        with engine_of(store, policy, preset, ledger) as engine:
+            trail.runs(engine, _asked(names, since, until, after, limit, as_json))
+
+
+def _asked(
+    names: dict[str, str | None],
+    since: datetime | None,
+    until: datetime | None,
+    after: str | None,
+    limit: int,
+    as_json: bool,
+) -> Asked:
+    from llm_budget_hooks.cli.trail import Asked
+
+    zoned = [at.replace(tzinfo=at.tzinfo or UTC) if at is not None else None for at in (since, until)]
+    return Asked(names, zoned[0], zoned[1], after, limit, as_json)

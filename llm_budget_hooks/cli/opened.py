@@ -21,23 +21,26 @@ WRONG_USE = 2
 
 @contextmanager
 def mistakes_told() -> Iterator[None]:
-    """Errors of this package as one text on stderr and exit code 2, without a traceback."""
+    """Errors of this package as one text on stderr, without a traceback: exit code 2 for wrong use, else 1."""
     try:
         yield
     except BudgetError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(WRONG_USE) from None
+        raise typer.Exit(WRONG_USE if isinstance(error, ConfigurationError) else FINDING) from None
 
 
-def engine_of(store: str | None, policy: Path | None, preset: str | None) -> BudgetEngine:
-    """The engine that the options name; what they leave out comes from LLM_BUDGET_STORE and LLM_BUDGET_POLICY.
+def engine_of(
+    store: str | None, policy: Path | None, preset: str | None, ledger: str | None = None
+) -> BudgetEngine:
+    """The engine that the options name; what they leave out comes from the environment.
 
     Raises:
-        ConfigurationError: there is no policy, or something in it or in the URL is wrong.
+        ConfigurationError: there is no policy, or something in it or in the URLs is wrong.
     """
-    if store is None and policy is None and preset is None:
+    if store is None and policy is None and preset is None and ledger is None:
         return BudgetEngine.from_env()
-    return BudgetEngine.open(store_of(store), policy_of(policy, preset))
+    trail = ledger or os.environ.get("LLM_BUDGET_LEDGER") or None
+    return BudgetEngine.open(store_of(store), policy_of(policy, preset), ledger=trail)
 
 
 def store_of(url: str | None) -> str:
@@ -87,3 +90,13 @@ def ledger_of(url: str | None) -> Any:
 def print_json(values: Any) -> None:
     """Print one line of JSON."""
     typer.echo(json.dumps(values, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """Print a sentence, without what a terminal would take for a command."""
+    typer.echo(printable(text))
+
+
+def printable(text: str) -> str:
+    """A text that somebody else chose, with U+FFFD in the place of what a terminal would act on."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

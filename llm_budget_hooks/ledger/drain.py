@@ -51,7 +51,8 @@ class Outbox(Protocol):
         """Acknowledge, take or renew the lease, and read on, in one atomic step.
 
         Entries up to and including `done` are removed, whoever has the lease: they are in the ledger. Then, unless
-        another owner's lease still runs, the lease is the owner's for `LEASE_S` seconds of the store's clock.
+        another owner's lease still runs, the lease is the owner's for `LEASE_S` seconds of the store's clock, or
+        until it finds the outbox empty.
 
         Args:
             owner: names the drain that asks.

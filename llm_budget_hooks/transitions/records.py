@@ -114,7 +114,7 @@ class Post:
 
 @dataclass(slots=True)
 class Take:
-    """Take the lease of the outbox, remove what is in the ledger, and read on.
+    """Take the lease of the outbox, remove what is in the ledger, and read on. An empty outbox ends the lease.
 
     Attributes:
         owner: who asks.
@@ -217,6 +217,6 @@ def take(cells: Cells, command: Take, now: int) -> Taken:
     owner, until = cells.lease()
     if owner and owner != command.owner and now < until:
         return Taken(now, leased=False, dropped=cells.dropped())
-    cells.save_lease(command.owner, now + LEASE_MS)
     rows = cells.posted(command.limit)
+    cells.save_lease(command.owner, now + LEASE_MS if rows else now)
     return Taken(now, rows=tuple((number, *row) for number, row in rows), dropped=cells.dropped())

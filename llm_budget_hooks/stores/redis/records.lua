@@ -89,11 +89,11 @@ else
   if holder and holder ~= owner then
     leased = 0
   else
-    call('SET', root .. 'ql', owner, 'PX', a)
     for _, row in ipairs(call('XRANGE', root .. 'q', '-', '+', 'COUNT', b)) do
       found[#found + 1] = text_of(row[1])
       for f = 2, 12, 2 do found[#found + 1] = text_of(row[2][f]) end
     end
+    if #found > 0 then call('SET', root .. 'ql', owner, 'PX', a) else call('DEL', root .. 'ql') end
   end
 end
 return pack('<ddd', now, leased, tonumber(call('GET', root .. 'qd') or 0)) .. table.concat(found)
