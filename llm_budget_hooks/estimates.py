@@ -1,13 +1,14 @@
 """What a call is expected to cost before it is made. Pure; see rule 8 of the design.
 
-``bound`` is never below the true cost of an honest call. ``auto`` takes the bound if the caller gave
-`max_output_tokens`, else the input plus what the step is budgeted for.
+``bound`` is never below the true cost of an honest call. ``p90`` is the input plus the 90th percentile of the output
+of the step's last runs; with fewer than five, plus what the step is budgeted for. ``auto`` is the smallest of ``p90``,
+from five runs on, and ``bound``; with fewer the bound if the caller gave `max_output_tokens`, else as ``p90``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
 from llm_budget_hooks.models import Basis, Call, EstimateMode
@@ -47,7 +48,12 @@ class StepBudget:
 
 
 def usd(
-    call: Call, price: Priced | None, mode: EstimateMode, step: StepBudget, flat_nusd: int | None
+    call: Call,
+    price: Priced | None,
+    mode: EstimateMode,
+    step: StepBudget,
+    flat_nusd: int | None,
+    output_p90: int | None = None,
 ) -> tuple[int, Basis]:
     """The estimate in nano-dollars, and where it came from.
 
@@ -57,6 +63,7 @@ def usd(
         mode: how to estimate.
         step: the budget of the call's step.
         flat_nusd: what the policy holds for a model without a price; None: it refuses.
+        output_p90: the 90th percentile of the step's output tokens; None: there are too few runs.
 
     Raises:
         PriceUnknown: there is no price and no flat amount, or no bound of the input.
@@ -73,24 +80,36 @@ def usd(
     inputs = call.input_tokens
     if inputs is None:
         inputs = _largest(call, price.max_input_tokens, "input")
-    outputs = call.max_output_tokens
-    stepped = mode == "p90" or (mode == "auto" and outputs is None)
-    if outputs is None and not stepped:
-        outputs = _largest(call, price.max_output_tokens, "output")
-    amount, basis = 0, "bound"
-    if outputs is not None:
-        amount = price.bound_nusd(inputs, outputs, writes_cache=call.writes_cache, service_tier=call.service_tier)
-    if stepped:
-        guess = price.input_nusd(inputs, writes_cache=call.writes_cache, service_tier=call.service_tier) + step.nusd
-        if outputs is None or guess < amount:
-            amount, basis = guess, "step"
+    amount, basis = _priced(call, price, mode, step, inputs, output_p90)
     if amount > MAX_CALL_NUSD:
         raise ConfigurationError(f"the call would hold {format_usd(amount)}; one call is at most $100,000")
-    return amount, "bound" if basis == "bound" else "step"
+    return amount, basis
 
 
-def tokens(call: Call, price: Priced | None, mode: EstimateMode, step: StepBudget) -> int:
-    """The estimate in tokens, input and output together.
+def _priced(
+    call: Call, price: Priced, mode: EstimateMode, step: StepBudget, inputs: int, output_p90: int | None
+) -> tuple[int, Basis]:
+    """The bound, or what the step's history or its budget says where that is less or there is no bound."""
+    outputs, bound = call.max_output_tokens, None
+    asked: dict[str, Any] = {"writes_cache": call.writes_cache, "service_tier": call.service_tier}
+    if outputs is None and mode == "bound":
+        outputs = _largest(call, price.max_output_tokens, "output")
+    if outputs is not None:
+        bound = price.bound_nusd(inputs, outputs, **asked)
+    if mode == "bound" or (mode == "auto" and output_p90 is None and bound is not None):
+        return bound or 0, "bound"
+    basis: Basis = "step"
+    if output_p90 is None:
+        guess = price.input_nusd(inputs, **asked) + step.nusd
+    else:
+        guess, basis = price.bound_nusd(inputs, output_p90, **asked), "p90"
+    return (bound, "bound") if bound is not None and bound <= guess else (guess, basis)
+
+
+def tokens(
+    call: Call, price: Priced | None, mode: EstimateMode, step: StepBudget, output_p90: int | None = None
+) -> int:
+    """The estimate in tokens, input and output together; the arguments are those of `usd`.
 
     Raises:
         PriceUnknown: the input is not counted and the model's largest input is not known.
@@ -102,12 +121,13 @@ def tokens(call: Call, price: Priced | None, mode: EstimateMode, step: StepBudge
         else:
             inputs = _largest(call, price.max_input_tokens if price else None, "input")
     outputs = call.max_output_tokens
-    if mode == "p90" and outputs is not None:
-        outputs = min(outputs, step.tokens)
-    elif outputs is None:
-        known = price.max_output_tokens if price and mode == "bound" else None
-        outputs = step.tokens if known is None else known
-    return inputs + outputs
+    if mode == "bound":
+        known = price.max_output_tokens if price else None
+        return inputs + (outputs if outputs is not None else step.tokens if known is None else known)
+    if mode == "auto" and output_p90 is None and outputs is not None:
+        return inputs + outputs
+    guess = step.tokens if output_p90 is None else output_p90
+    return inputs + (guess if outputs is None else min(guess, outputs))
 
 
 def _largest(call: Call, known: int | None, which: str) -> int:

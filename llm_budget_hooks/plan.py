@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import Any
 
 from llm_budget_hooks import estimates
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
 from llm_budget_hooks.estimates import StepBudget
+from llm_budget_hooks.histories import Histories, answer_key, output_key, step_key
 from llm_budget_hooks.keys import DEFAULT_TENANT, IDS, digest, hold_key, identity, normalised
 from llm_budget_hooks.models import Basis, Budget, Call, Policy
 from llm_budget_hooks.models.trail import run_facts
@@ -60,6 +60,13 @@ class _Compiled:
     own_modes: bool = False
     tenant: bool = False
     user: bool = False
+    bound: bool = False
+    ceiling: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether a history tells what such a call costs, or what it adds to an answer."""
+        return self.ceiling or not self.bound
 
     def at(self, now_ms: int) -> _Compiled:
         if self.from_ms <= now_ms < self.until_ms:
@@ -69,9 +76,7 @@ class _Compiled:
         shape = Shape(tuple(line.rule(now_ms) for line in self.lines))
         start = max((b[0] for b in bounds), default=-MAX_AMOUNT)
         end = min((b[1] for b in bounds), default=MAX_AMOUNT)
-        return _Compiled(
-            self.lines, parts, shape, start, end, self.usd, self.tokens, self.own_modes, self.tenant, self.user
-        )
+        return replace(self, parts=parts, shape=shape, from_ms=start, until_ms=end)
 
 
 @dataclass(slots=True)
@@ -84,6 +89,9 @@ class Plan:
         estimate_nusd: the call's one estimate under the policy's mode.
         basis: where it came from.
         price: the model's price, None if it is not known.
+        histories: those that the call's end adds to: of output tokens, of the step's cost and of the answer's; empty
+            where none is kept.
+        unread: histories that have to be read before the plan is what it should be.
     """
 
     command: Reserve
@@ -91,6 +99,8 @@ class Plan:
     estimate_nusd: int
     basis: Basis
     price: Price | None
+    histories: tuple[str, str, str] | None = None
+    unread: tuple[str, ...] = ()
 
 
 class Planner:
@@ -99,6 +109,7 @@ class Planner:
     Attributes:
         policy, prices: the rules and the price book.
         terms: the policy's intervals, as stores need them.
+        histories: what is known of the last runs.
         revision: the number of the settings that are in force.
         counts_entries, limits_answers: whether any budget of anybody does.
     """
@@ -114,6 +125,7 @@ class Planner:
         self._lines: dict[str, tuple[tuple[_Line, ...], int]] = {}
         self._limits: Mapping[str, Mapping[str, tuple[int, int]]] = {}
         self._seen_ms = 0
+        self.histories = Histories()
         self.revision = 0
         budgets = [*policy.budgets, *(budget for tenant in policy.tenants.values() for budget in tenant.budgets)]
         self.counts_entries = any(budget.count == "entry" for budget in budgets)
@@ -153,8 +165,16 @@ class Planner:
         compiled = self._compile(tenant, call.feature, call.model, now_ms)
         hashes = identity(tenant, user)
         utterance = digest("a", tenant, user, call.utterance) if call.utterance else ""
-        price, nusd, tokens, basis = self._estimate(call, compiled, actual)
-        amounts = self._amounts(call, compiled, price, nusd, tokens, actual)
+        price = None if actual is not None else self.price(call.model)
+        kept = None
+        if compiled.learns and actual is None:
+            kept = self._histories(call, compiled, tenant, price)
+        guess = self.histories.p90(kept[0], call.step or call.model, now_ms) if kept and kept[0] else None
+        if actual is None:
+            nusd, tokens, basis = self._estimate(call, compiled, price, guess)
+        else:
+            (nusd, tokens), basis = actual, "actual"
+        amounts = self._amounts(call, compiled, price, nusd, tokens, actual, guess)
         id = call.id if call.id is not None else IDS.next()
         note = call.model
         if self.terms.outbox_max:
@@ -166,7 +186,17 @@ class Planner:
             _keys(compiled, hashes, utterance), amounts, _scopes(compiled, hashes), utterance, self.terms,
             compiled.from_ms, compiled.until_ms, mode, note, None, self.revision,
         )  # fmt: skip
-        return Plan(command, id, nusd, basis, price)
+        unread = self.histories.unread(kept[:1]) if kept and kept[0] else ()
+        return Plan(command, id, nusd, basis, price, kept, unread)
+
+    def _histories(
+        self, call: Call, compiled: _Compiled, tenant: str, price: Price | None
+    ) -> tuple[str, str, str]:
+        step, feature, model = call.step or call.model, call.feature or "", price.model if price else call.model
+        output = "" if compiled.bound or call.amount_nusd is not None else output_key(tenant, feature, step, model)
+        if not compiled.ceiling:
+            return output, "", ""
+        return output, step_key(tenant, feature, step), "" if call.utterance else answer_key(tenant, feature)
 
     def entry(self, call: Call, now_ms: int) -> Plan | None:
         """Plan the counting of an utterance that begins; None if no budget counts it then.
@@ -180,7 +210,7 @@ class Planner:
         lines = [n for n in found if n.budget.count == "entry" and n.budget.covers(call.feature, call.model)]
         if not lines:
             return None
-        compiled = _summary(sorted(lines, key=self._report_order)).at(now_ms)
+        compiled = self._summary(sorted(lines, key=self._report_order)).at(now_ms)
         hashes, utterance = identity(tenant, user), digest("a", tenant, user, call.utterance or "")
         command = Reserve(
             "", "", compiled.shape, _keys(compiled, hashes, utterance), (1,) * len(lines),
@@ -194,7 +224,7 @@ class Planner:
         name = normalised(tenant) or DEFAULT_TENANT
         scopes = {"global"} | ({"tenant"} if tenant is not None else set()) | ({"user"} if user is not None else set())
         lines = tuple(line for line in self._of(name, now_ms)[0] if line.budget.scope in scopes)
-        compiled = _summary(lines).at(now_ms)
+        compiled = self._summary(lines).at(now_ms)
         hashes = identity(name, normalised(user))
         keys = _keys(compiled, hashes, "")
         command = Read(
@@ -213,7 +243,7 @@ class Planner:
         """Plan a reading of the answer budgets of an utterance."""
         name, who = normalised(tenant) or DEFAULT_TENANT, normalised(user)
         lines = self.answer_lines(tenant, feature)
-        compiled = _summary(lines).at(0)
+        compiled = self._summary(lines).at(0)
         key, hashes = digest("a", name, who, utterance), identity(name, who)
         command = Read(compiled.shape, _keys(compiled, hashes, key), _scopes(compiled, hashes), self.terms, key)
         return command, lines
@@ -230,9 +260,19 @@ class Planner:
         lines, _ = self._of(normalised(tenant) or DEFAULT_TENANT, self._seen_ms)
         return {line.budget.name: line.window for line in lines}
 
-    def planned_nusd(self, steps: Iterable[str]) -> int:
-        """What an answer of these steps is expected to cost."""
-        return sum(self._steps.get(step, self._step).nusd for step in steps)
+    def planned_nusd(self, tenant: str | None, feature: str | None, steps: Sequence[str], now_ms: int) -> int:
+        """What an answer of these steps is expected to cost: the sum of the percentiles of their costs.
+
+        A step with fewer than five runs counts with its budget.
+        """
+        keys = zip(steps, self.step_keys(tenant, feature, steps), strict=True)
+        costs = [(step, self.histories.p90(key, step, now_ms)) for step, key in keys]
+        return sum(self._steps.get(step, self._step).nusd if cost is None else cost for step, cost in costs)
+
+    def step_keys(self, tenant: str | None, feature: str | None, steps: Iterable[str]) -> tuple[str, ...]:
+        """The histories of what some steps cost."""
+        name = normalised(tenant) or DEFAULT_TENANT
+        return tuple([step_key(name, feature or "", step) for step in steps])
 
     def _of(self, tenant: str, now_ms: int) -> tuple[tuple[_Line, ...], int]:
         """The budgets that bind a tenant, and until when they are so."""
@@ -265,10 +305,25 @@ class Planner:
         lines = sorted(covering, key=self._report_order)
         if len(self._compiled) >= _MAX_SHAPES:
             self._compiled.clear()
-        compiled = _summary(lines).at(now_ms)
+        compiled = self._summary(lines).at(now_ms)
         compiled.until_ms = min(compiled.until_ms, until_ms)
         self._compiled[key] = compiled
         return compiled
+
+    def _summary(self, lines: Iterable[_Line]) -> _Compiled:
+        found = tuple(lines)
+        modes = {line.budget.estimate or self.policy.estimate for line in found if line.meter <= Meter.TOKENS}
+        modes |= {self.policy.estimate} if modes else set()
+        return _Compiled(
+            found,
+            usd=any(line.meter == Meter.USD for line in found),
+            tokens=any(line.meter == Meter.TOKENS for line in found),
+            own_modes=any(line.budget.estimate is not None for line in found),
+            tenant=any(line.scope == 1 for line in found),
+            user=any(line.scope >= 2 for line in found),
+            bound=modes <= {"bound"},
+            ceiling=any(line.scope == 3 and line.meter == Meter.USD for line in found),
+        )
 
     def _cut(self, line: _Line, tenant: str, model: str) -> _Line:
         """A spend or token budget with a window, as far as its cutoff lets this model go."""
@@ -291,39 +346,46 @@ class Planner:
         return line.scope == 3, counted != (self.policy.report_first == "rates"), line.scope
 
     def _estimate(
-        self, call: Call, compiled: _Compiled, actual: tuple[int, int] | None
-    ) -> tuple[Price | None, int, int, Basis]:
-        if actual is not None:
-            return None, *actual, "actual"
-        price = self.price(call.model)
+        self, call: Call, compiled: _Compiled, price: Price | None, guess: int | None
+    ) -> tuple[int, int, Basis]:
         step = self._steps.get(call.step or call.model, self._step)
         mode = self.policy.estimate
-        nusd, basis, tokens = 0, "bound", 0
+        nusd, tokens = 0, 0
+        basis: Basis = "bound"
         if compiled.usd or call.amount_nusd is not None or price is not None:
             try:
-                nusd, basis = estimates.usd(call, price, mode, step, self._flat)
+                nusd, basis = estimates.usd(call, price, mode, step, self._flat, guess)
             except PriceUnknown:
                 if compiled.usd:
                     raise
         if compiled.tokens:
-            tokens = estimates.tokens(call, price, mode, step)
-        return price, nusd, tokens, basis  # type: ignore[return-value]  # mypy widens the literal to str
+            tokens = estimates.tokens(call, price, mode, step, guess)
+        return nusd, tokens, basis
 
     def _amounts(
-        self, call: Call, compiled: _Compiled, price: Price | None, nusd: int, tokens: int, actual: Any
+        self,
+        call: Call,
+        compiled: _Compiled,
+        price: Price | None,
+        nusd: int,
+        tokens: int,
+        actual: tuple[int, int] | None,
+        guess: int | None,
     ) -> tuple[int, ...]:
         if compiled.own_modes and actual is None:
-            return tuple(self._amount(call, line, price, nusd, tokens) for line in compiled.lines)
+            return tuple(self._amount(call, line, price, nusd, tokens, guess) for line in compiled.lines)
         by_meter = (0, nusd, tokens, 1, 1, 1)
         return tuple([by_meter[line.meter] for line in compiled.lines])
 
-    def _amount(self, call: Call, line: _Line, price: Price | None, nusd: int, tokens: int) -> int:
+    def _amount(
+        self, call: Call, line: _Line, price: Price | None, nusd: int, tokens: int, guess: int | None
+    ) -> int:
         mode = line.budget.estimate
         step = self._steps.get(call.step or call.model, self._step)
         if line.meter == Meter.USD:
-            return nusd if mode is None else estimates.usd(call, price, mode, step, self._flat)[0]
+            return nusd if mode is None else estimates.usd(call, price, mode, step, self._flat, guess)[0]
         if line.meter == Meter.TOKENS:
-            return tokens if mode is None else estimates.tokens(call, price, mode, step)
+            return tokens if mode is None else estimates.tokens(call, price, mode, step, guess)
         return 1
 
 
@@ -360,18 +422,6 @@ def _line(budget: Budget, zone: str) -> _Line:
     print8 = digest("b", budget.name, budget.scope, budget.meter, window.key if window else "")[:8]
     meter, scope = _METERS[budget.meter], _SCOPES[budget.scope]
     return _Line(budget, window, meter, int(kind), scope, budget.limit_units, f".{print8}")
-
-
-def _summary(lines: Iterable[_Line]) -> _Compiled:
-    found = tuple(lines)
-    return _Compiled(
-        found,
-        usd=any(line.meter == Meter.USD for line in found),
-        tokens=any(line.meter == Meter.TOKENS for line in found),
-        own_modes=any(line.budget.estimate is not None for line in found),
-        tenant=any(line.scope == 1 for line in found),
-        user=any(line.scope >= 2 for line in found),
-    )
 
 
 def _keys(compiled: _Compiled, hashes: tuple[str, str], utterance: str) -> tuple[str, ...]:

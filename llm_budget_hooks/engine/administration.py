@@ -99,6 +99,10 @@ class Administration(Operations):
             raise ConfigurationError(f"budget {budget!r} is managed: only an operator may change it")
         return found
 
+    def _forget(self, step: str, by: str) -> Steps[None]:
+        yield from self._change(lambda now, at_ms: settings.forget(now, step, at_ms))
+        yield from self._noted("forgotten", "", by, f"The history of step {step} begins anew.")
+
     def _overrides(self) -> Steps[list[Override]]:
         yield from self._refresh()
         return [one for of_tenant in self._settings.overrides.values() for one in of_tenant.values()]
@@ -137,6 +141,24 @@ class Administration(Operations):
     async def arevive(self, tenant: str | None = None, *, by: str = "") -> bool:
         """Same as `revive`, awaited."""
         return await self.arun(self._revive(tenant, by))
+
+    def forget(self, step: str, *, by: str = "") -> None:
+        """Let the history of a step begin anew: its runs until now no longer count, for any tenant and feature.
+
+        For a step whose prompt or model has changed. Other processes hear of it with their next reserve.
+
+        Args:
+            step: the step's name, or the model's where calls name no step.
+            by: who says so.
+
+        Raises:
+            StoreUnavailable: the store did not answer; nothing is changed.
+        """
+        self.run(self._forget(step, by))
+
+    async def aforget(self, step: str, *, by: str = "") -> None:
+        """Same as `forget`, awaited."""
+        await self.arun(self._forget(step, by))
 
     def report_injection(self, tenant: str) -> bool:
         """Note an attempt to inject a prompt; the third within 5 minutes engages the tenant's kill switch.

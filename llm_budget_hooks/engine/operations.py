@@ -14,8 +14,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from llm_budget_hooks.engine.answers import Answers, call_of
 from llm_budget_hooks.engine.planning import Steps
-from llm_budget_hooks.engine.readings import Readings, money_of
+from llm_budget_hooks.engine.readings import money_of
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.trail import note_of
 from llm_budget_hooks.engine.utterance import Utterance
@@ -65,7 +66,7 @@ _UNCHANGED = (Ended.ALREADY_SETTLED, Ended.ALREADY_RELEASED, Ended.UNKNOWN)
 _STATE = {State.EXPIRED: "expired", State.RELEASED: "released", State.CHARGED: "settled", State.SETTLED: "settled"}
 
 
-class Operations(Readings):
+class Operations(Answers):
     """What the engine does, as steps without I/O."""
 
     def enter(self, scope: Utterance) -> Steps[None]:
@@ -74,9 +75,7 @@ class Operations(Readings):
         Raises:
             BudgetExceeded: a budget said no; nothing is counted.
         """
-        call = Call(
-            model="*", tenant=scope.tenant, user=scope.user, feature=scope.feature, utterance=scope.id, amount=0
-        )
+        call = call_of(scope)
         if self._planner.entry(call, self.now_ms()) is None:
             return
         plan, answer = yield from self._planned(call, Mode.ENTER)
@@ -97,6 +96,8 @@ class Operations(Readings):
             plan = self._planner.plan(call, self._store.now_ms() if given is None else given)
         except BudgetExceeded:
             return None
+        if plan.unread or (plan.histories is not None and plan.histories[1] and self._begins(call, scope)):
+            return None
         plan.command.now_ms = given
         return call, scope, plan
 
@@ -114,6 +115,8 @@ class Operations(Readings):
         if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
+        if call.id is None and self._begins(call, scope):
+            yield from self._expect_first(call)
         try:
             plan, answer = yield from self._planned(call, Mode.HOLD)
         except BudgetExceeded as error:
@@ -182,7 +185,17 @@ class Operations(Readings):
         final = usage is not None or cost is not None
         terms = self._planner.terms
         actual = run_actual(model, known, usage, flags=_flags(final, known)) if terms.outbox_max else ""
-        return Finish(held._key, Ending.SETTLE, terms, known, tokens, final, None, False, self._given_ms(), (), actual)
+        samples = self._samples(held, usage, known) if final and held._histories is not None else ()
+        now = self._given_ms()
+        return Finish(held._key, Ending.SETTLE, terms, known, tokens, final, None, False, now, samples, actual)
+
+    def _samples(self, held: Reservation, usage: Usage | None, known: int | None) -> tuple[tuple[str, int], ...]:
+        """What a run adds to its histories: nothing if it was a cache hit, or if its usage is a guess."""
+        output, step, answer = held._histories or ("", "", "")
+        if (usage is not None and not usage.exact) or known is None or not (known or (usage and usage.total_tokens)):
+            return ()
+        costs = [(key, known) for key in (step, answer) if key]
+        return ((output, usage.output_tokens), *costs) if output and usage is not None else tuple(costs)
 
     def _cost_of(self, usage: Usage, served: str | None, held: Reservation) -> int | None:
         """The price of a usage at the instant of its reserve, as the model that served."""
@@ -287,8 +300,11 @@ class Operations(Readings):
         return self._settlement(held, given, finish.cost_nusd, held._estimate_nusd, finish.final)
 
     def _after(self, finish: Finish, held: Reservation, answer: Finished) -> None:
-        """Let the drain and the observers know that a hold has ended."""
+        """Let the histories, the drain and the observers know that a hold has ended."""
         trail = self._trail
+        if finish.samples and answer.ended in (Ended.SETTLED, Ended.LATE):
+            for key, value in finish.samples:
+                self._planner.histories.add(key, answer.now_ms, value)
         if trail.drain is not None:
             trail.drain.poke()
         if trail.observers and answer.ended not in _UNCHANGED:
@@ -316,7 +332,7 @@ class Operations(Readings):
         final = finish.final and known is not None
         booked = known if final and known is not None else estimate
         if self._utterances:
-            self._tell(held, booked)
+            self._tell(held, booked, final)
         return Settlement(held.id, "settled", booked, estimate, final)
 
     def _settlement(
@@ -334,14 +350,14 @@ class Operations(Readings):
         if answer.ended in _UNCHANGED:
             return Settlement(id, status, None, estimate, differs=answer.differs)
         booked = cost if final and cost is not None else estimate
-        self._tell(reservation, booked or 0)
+        self._tell(reservation, booked or 0, final and cost is not None)
         return Settlement(id, status, booked, estimate, final and cost is not None)
 
-    def _tell(self, reservation: Reservation | str, nusd: int) -> None:
+    def _tell(self, reservation: Reservation | str, nusd: int, exact: bool) -> None:
         """Let the utterance of this process know what one of its calls cost."""
         scope = self._live(reservation.call) if isinstance(reservation, Reservation) else None
         if scope is not None and isinstance(reservation, Reservation):
-            scope.end(reservation.id, nusd)
+            scope.end(reservation.id, nusd, exact=exact)
 
     def _extend(self, reservation: Reservation | str) -> Steps[datetime]:
         held = reservation if isinstance(reservation, Reservation) else None

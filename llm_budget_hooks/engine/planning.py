@@ -42,6 +42,8 @@ from llm_budget_hooks.transitions import (
     OnceAnswer,
     Post,
     Reserved,
+    Sampled,
+    Samples,
     Settings,
     SettingsNow,
     Shape,
@@ -88,6 +90,7 @@ class Planning:
         self._pending: deque[Finish] = deque(maxlen=_PENDING)
         self._settings = LiveSettings()
         self._lowest_share = min(policy.alert_at, default=float("inf"))
+        self._refusing: set[str] = set()
         self._utterances: WeakValueDictionary[tuple[str, str, str], Utterance] = WeakValueDictionary()
 
     def run(self, steps: Steps[T]) -> T:
@@ -121,10 +124,6 @@ class Planning:
     def join(self, scope: Utterance) -> None:
         """Let an utterance know what its calls cost, for as long as somebody holds it."""
         self._utterances[scope.key] = scope
-
-    def planned_nusd(self, plan: tuple[str, ...]) -> int:
-        """What an answer of these steps is expected to cost."""
-        return self._planner.planned_nusd(plan)
 
     def now_ms(self) -> int:
         """About what the deciding clock shows, in ms since the epoch; to plan with."""
@@ -171,6 +170,9 @@ class Planning:
             if self._settings.kills:
                 yield from self._refuse_killed(call)
             plan = self._plan(call, now, mode, actual)
+            if plan.unread:
+                yield from self._learn(plan.unread)
+                plan = self._plan(call, now, mode, actual)
             if mode == Mode.CHECK:
                 plan.command.id = ""
             plan.command.now_ms = given
@@ -221,6 +223,11 @@ class Planning:
         if self._outage.end():
             self._trail.tell(Event("restored", self.now_ms()))
 
+    def _learn(self, keys: tuple[str, ...]) -> Steps[None]:
+        """Read histories that are not known."""
+        answer: Sampled = yield Samples(keys, now_ms=self._given_ms())
+        self._planner.histories.put(keys, answer.runs)
+
     def _bury(self, plan: Plan) -> None:
         """A hold may have been taken though its answer never came: it is released with a later operation."""
         command = plan.command
@@ -250,6 +257,7 @@ class Planning:
             for tenant, overrides in settings.overrides.items()
         }
         self._planner.override(settings.revision, limits)
+        self._planner.histories.forget(settings.forgotten)
         self._settings = settings
 
     def _change(self, made: Callable[[LiveSettings, int], Changes]) -> Steps[bool]:

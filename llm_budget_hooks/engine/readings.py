@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from llm_budget_hooks.engine.planning import REPLANS, Planning, Steps
-from llm_budget_hooks.engine.refusals import answer_estimate, in_units
+from llm_budget_hooks.engine.refusals import in_units
 from llm_budget_hooks.engine.trail import note_of
-from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (
     BudgetExceeded,
     StoreUnavailable,
@@ -40,39 +39,12 @@ _log = logging.getLogger("llm_budget_hooks")
 class Readings(Planning):
     """The readings of an engine, as steps without I/O."""
 
-    def answer_ceiling(self, scope: Utterance) -> BudgetExceeded | None:
-        """The refusal of an answer whose announced steps are expected to cost more than its ceiling."""
-        if not scope.plan:
-            return None
-        estimate = self.planned_nusd(scope.plan)
-        for line in self._planner.answer_lines(scope.tenant, scope.feature):
-            if line.meter == Meter.USD and estimate > line.limit:
-                return answer_estimate(line.budget.name, line.limit, estimate)
-        return None
-
-    @property
-    def counts_entries(self) -> bool:
-        """Whether any budget counts utterances when they begin, whoever's they are."""
-        return self._planner.counts_entries
-
     def is_cheap(self, model: str) -> bool:
         """Whether a model is of the tier ``cheap``, which survives a soft cutoff."""
         return self._planner.is_cheap(model)
 
-    def limits_answers(self, tenant: str | None, feature: str | None) -> bool:
-        """Whether any budget is about single answers of a tenant and a feature."""
-        return self._planner.limits_answers and bool(self._planner.answer_lines(tenant, feature))
-
-    def answer_balances(self, scope: Utterance) -> Steps[tuple[Any, Any]]:
-        """The answer budgets of an utterance, and what is spent and reserved in each."""
-        if not self._planner.answer_lines(scope.tenant, scope.feature):
-            return (), ()
-        command, lines = self._planner.read_answer(scope.tenant, scope.user, scope.feature, scope.id)
-        command.now_ms = self._given_ms()
-        answer: Balances = yield command
-        return lines, answer.accounts
-
-    def _check(self, call: Call) -> Steps[Outcome]:
+    def _check_balances(self, call: Call) -> Steps[Outcome]:
+        """Would the balances let a call in?"""
         call, _ = self._joined(call)
         try:
             plan, answer = yield from self._planned(call, Mode.CHECK)

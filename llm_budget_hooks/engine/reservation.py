@@ -23,8 +23,8 @@ class Reservation:
     """
 
     __slots__ = (
-        "_content", "_created_ms", "_deadline_ms", "_ended", "_estimate_nusd", "_held", "_key", "_keys", "_note",
-        "_price", "_scopes", "_shape", "_starts", "basis", "call", "id",
+        "_content", "_created_ms", "_deadline_ms", "_ended", "_estimate_nusd", "_held", "_histories", "_key", "_keys",
+        "_note", "_price", "_scopes", "_shape", "_starts", "basis", "call", "id",
     )  # fmt: skip
 
     def __init__(self, call: Call, plan: Plan, answer: Reserved) -> None:
@@ -37,6 +37,7 @@ class Reservation:
         self._content = command.content
         self._note = command.note
         self._price = plan.price
+        self._histories = plan.histories
         self._shape = command.shape
         self._keys = command.keys
         self._scopes = command.scopes

@@ -14,6 +14,7 @@ from typing import Any, Final
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.money import MAX_EXACT
 from llm_budget_hooks.transitions import SettingsNow
+from llm_budget_hooks.transitions.records import HISTORY_MS
 
 MAX_SETTINGS: Final = 10_000
 """How many overrides and kills a namespace keeps at most; they have no end of their own."""
@@ -164,9 +165,10 @@ def override(
     return ((name, _text(limit=limit, until=until_ms, by=by, reason=reason, at=now_ms)),)
 
 
-def forget(step: str, now_ms: int) -> Changes:
-    """Let the history of a step begin now."""
-    return ((_name("forget", step), _text(at=now_ms)),)
+def forget(settings: LiveSettings, step: str, now_ms: int) -> Changes:
+    """Let the history of a step begin now; marks that are older than any history are taken away."""
+    old = [name for name, at_ms in settings.forgotten.items() if now_ms - at_ms > HISTORY_MS and name != step]
+    return (*[(_name("forget", name), None) for name in old], (_name("forget", step), _text(at=now_ms)))
 
 
 def _name(*parts: str) -> str:

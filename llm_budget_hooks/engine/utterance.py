@@ -99,6 +99,7 @@ class Utterance:
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
         self._costs: dict[str, int] = {}
+        self._guesses: set[str] = set()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -107,8 +108,13 @@ class Utterance:
 
     @property
     def estimate(self) -> Decimal | None:
-        """What the announced steps are expected to cost, in dollars; None without a plan."""
-        return None if self.plan is None else to_decimal(self.engine.planned_nusd(self.plan))
+        """What it is expected to cost, in dollars, as far as this process knows.
+
+        With a plan the sum over its steps, else what nine of ten answers of the feature cost; None without a plan and
+        a history.
+        """
+        expected = self.engine.planned_nusd(self)
+        return None if expected is None else to_decimal(expected)
 
     @property
     def spent(self) -> Decimal:
@@ -134,11 +140,15 @@ class Utterance:
         with self._lock:
             self._open[id] = estimate_nusd
 
-    def end(self, id: str, cost_nusd: int) -> None:
+    def end(self, id: str, cost_nusd: int, *, exact: bool = True) -> None:
         """Take note of what a call cost; a later word on the same call replaces an earlier one."""
         with self._lock:
             self._open.pop(id, None)
             self._costs[id] = cost_nusd
+            if exact:
+                self._guesses.discard(id)
+            else:
+                self._guesses.add(id)
 
     def start(self) -> None:
         """Begin it without a ``with`` block: `current` then joins calls to it, and `finish` ends it.
@@ -164,9 +174,7 @@ class Utterance:
         return True
 
     def _start(self) -> Generator[Any, Any, None]:
-        refused = self.engine.answer_ceiling(self)
-        if refused is not None:
-            raise refused
+        yield from self.engine.expect(self)
         if self._outer is None:
             yield from self.engine.enter(self)
             self.engine.join(self)
@@ -223,9 +231,14 @@ class Utterance:
             lines, accounts = yield from self.engine.answer_balances(self)
         except StoreUnavailable:
             return
-        for line, account in zip(lines, accounts, strict=True):
-            used = account.spent + account.reserved
-            if line.meter == Meter.USD and used > line.limit:
+        ceilings = [(line, account) for line, account in zip(lines, accounts, strict=True) if line.meter == Meter.USD]
+        for line, account in ceilings:
+            if account.spent + account.reserved > line.limit:
                 self.served = False
+                refused = answer_refusal(line.budget.name, line.limit, account.spent, account.reserved, self.output)
+                yield from self.engine.not_served(self, refused)
                 if error is None:
-                    raise answer_refusal(line.budget.name, line.limit, account.spent, account.reserved, self.output)
+                    raise refused
+                return
+        if ceilings and error is None and self._costs and not self._guesses and not self._open:
+            yield from self.engine.learn_answer(self, max(account.spent for _, account in ceilings))

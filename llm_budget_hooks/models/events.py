@@ -24,6 +24,7 @@ EventKind = Literal[
     "auto_engaged",
     "override",
     "adjusted",
+    "forgotten",
     "outbox_full",
 ]
 
