@@ -43,12 +43,13 @@ class Engine:
     engine: BudgetEngine
 
     def call(self, number: int, fate: str, chance: random.Random) -> Steps:
-        hold = self.scene.hold
-        self.books.add(more=hold)
+        most = max(self.scene.hold, self.scene.one)
+        self.books.add(more=most)
         try:
             held = yield "reserve", self.scene.call(number)
         finally:
-            self.books.add(more=-hold)
+            self.books.add(more=-most)
+        hold = self.scene.hold if self.scene.step is None else int(held.estimate.scaleb(9))
         self.books.add(unbilled=hold)
         provider = Provider(self.scene, self.books)
         try:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from llm_budget_hooks.engine import settings
-from llm_budget_hooks.engine.operations import Operations
+from llm_budget_hooks.engine.corrections import Corrections
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import ConfigurationError
@@ -20,7 +20,7 @@ from llm_budget_hooks.models.trail import event_facts, override_facts
 _log = logging.getLogger("llm_budget_hooks")
 
 
-class Administration(Operations):
+class Administration(Corrections):
     """The operations of an operator, as steps without I/O."""
 
     def _kill(self, tenant: str | None, reason: str, by: str) -> Steps[bool]:

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.stores.rows import SCHEMA, SCHEMA_VERSION, SqliteCells
-from llm_budget_hooks.transitions import Answer, Command, apply
+from llm_budget_hooks.transitions import Answer, Command, Take, apply
 
 _HEADER = b"SQLite format 3\x00"
 _PURGE_EVERY = 64
@@ -119,7 +119,7 @@ class SqliteStore:
             cells.begin(getattr(command, "id", None) or "")
             answer = apply(cells, command, now)
             self._count += 1
-            if self._count % _PURGE_EVERY == 0:
+            if self._count % _PURGE_EVERY == 0 and type(command) is not Take:
                 cells.purge(now)
             cells.write()
             connection.execute("COMMIT")
