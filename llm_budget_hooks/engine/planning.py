@@ -163,21 +163,15 @@ class Planning:
 
         A hold that may have been taken though its answer never came is released with a later operation.
         """
-        now = given = self._given_ms()
-        if now is None:
-            now = self._store.now_ms()
+        now = self.now_ms()
         for _ in range(REPLANS):
             if self._settings.kills:
                 yield from self._refuse_killed(call)
-            plan = self._plan(call, now, mode, actual)
-            if plan.unread:
-                yield from self._learn(plan.unread)
-                plan = self._plan(call, now, mode, actual)
-            if mode == Mode.CHECK:
-                plan.command.id = ""
-            plan.command.now_ms = given
-            plan.command.actual = text
+            plan = self._plan(call, now, mode, actual, text)
             try:
+                if plan.unread:
+                    yield from self._learn(plan.unread)
+                    plan = self._plan(call, now, mode, actual, text)
                 answer: Reserved = yield plan.command
             except BaseException as error:  # noqa: BLE001 - what it means is decided there
                 return plan, self._unreached(plan, error)
@@ -190,9 +184,15 @@ class Planning:
             now = answer.now_ms
         raise StoreUnavailable("The store's clock moves faster than a call can be planned. Nothing is held.")
 
-    def _plan(self, call: Call, now: int, mode: int, actual: tuple[int, int] | None) -> Plan:
-        entry = self._planner.entry(call, now) if mode == Mode.ENTER else None
-        return entry if entry is not None else self._planner.plan(call, now, mode, actual)
+    def _plan(self, call: Call, now: int, mode: int, actual: tuple[int, int] | None, text: str) -> Plan:
+        plan = self._planner.entry(call, now) if mode == Mode.ENTER else None
+        if plan is None:
+            plan = self._planner.plan(call, now, mode, actual)
+        if mode == Mode.CHECK:
+            plan.command.id = ""
+        plan.command.now_ms = self._given_ms()
+        plan.command.actual = text
+        return plan
 
     def _unreached(self, plan: Plan, error: BaseException) -> Reserved:
         """What becomes of a call that the store did not decide on; raises where it does not pass."""

@@ -376,3 +376,19 @@ def test_a_call_of_yesterday_is_booked_yesterday(proxy: DelayProxy, tmp_path: Pa
         assert spent(engine) == [(0, 0), (0, 0)]
         now -= timedelta(seconds=2)
         assert spent(engine) == [(Decimal("0.09"), 0), (1, 0)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_step_whose_history_cannot_be_read_passes_at_its_budget(proxy: DelayProxy, known: bool) -> None:
+    prices = {"m": {"input": "$1", "output": "$2", "max_input_tokens": 1000, "max_output_tokens": 1000}}
+    with BudgetEngine.open(proxy.url, {**POLICY, "prices": prices}) as engine:
+        asked = Call(model="m", tenant="acme", user="u1", input_tokens=100)
+        for _ in range(5 if known else 0):
+            engine.settle(engine.reserve(asked), usage=Usage(input_tokens=100, output_tokens=50))
+        proxy.stall = True
+        held = engine.reserve(asked)
+        assert held.basis == ("p90" if known else "step")
+        assert engine.settle(held, usage=Usage(input_tokens=100, output_tokens=50)).pending
+        proxy.stall = False
+        engine.flush()
+        assert spent(engine)[0] == (Decimal("0.0002") * (6 if known else 1), 0)
