@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from llm_budget_hooks.errors import StoreUnavailable
 from llm_budget_hooks.journal import Journal, JournalError
-from llm_budget_hooks.journal.texts import command_of
+from llm_budget_hooks.journal.texts import Kept, command_of
 from llm_budget_hooks.money import format_usd
 from llm_budget_hooks.plan import Plan
 from llm_budget_hooks.stores.memory import MemoryStore
@@ -24,6 +24,7 @@ from llm_budget_hooks.transitions import (
     Finish,
     Meter,
     Mode,
+    Post,
     Reserve,
     Reserved,
     Terms,
@@ -139,12 +140,22 @@ class Outage:
         self.waiting = True
         return True
 
+    def keep_post(self, command: Post) -> bool:
+        """Write down entries of the trail that the store could not be given; False if there is no journal for them."""
+        try:
+            if self._journal is not None:
+                self._journal.post(command)
+        except JournalError as error:
+            _log.debug("%s", error)
+            return False
+        return self._journal is not None
+
     def close(self) -> None:
         """Close the journal's file; it is opened again when it is needed."""
         if self._journal is not None:
             self._journal.close()
 
-    def next(self, terms: Terms, now_ms: int | None) -> list[tuple[int, Reserve | Finish]]:
+    def next(self, terms: Terms, now_ms: int | None) -> list[tuple[int, Kept]]:
         """The first commands to send to the store, with their numbers; none if all were sent, or cannot be read."""
         if self._journal is None:
             return []

@@ -291,14 +291,18 @@ class Planning:
             yield from self._post("refusal", refusal_text(call, error, count))
 
     def _post(self, kind: str, text: str) -> Steps[None]:
-        """Append an entry to the outbox, if there is a ledger; a store that does not answer loses it."""
+        """Append an entry to the outbox, if there is a ledger; one that the store does not take goes to the journal."""
         drain = self._trail.drain
         if drain is None:
             return
+        entry = Post(((kind, unique(), text),), self._planner.terms.outbox_max, self.now_ms())
+        if self._outage.active and self._outage.keep_post(entry):
+            return
         try:
-            yield Post(((kind, unique(), text),), self._planner.terms.outbox_max, self._given_ms())
+            yield entry
         except StoreUnavailable as error:
-            _log.warning("An entry of the trail was lost: %s", error)
+            if not self._outage.keep_post(entry):
+                _log.warning("An entry of the trail was lost: %s", error)
             return
         drain.poke()
 

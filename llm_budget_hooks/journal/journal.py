@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from llm_budget_hooks.journal.texts import text_of
-from llm_budget_hooks.transitions import Ending, Finish, Reserve
+from llm_budget_hooks.journal.texts import Kept, text_of
+from llm_budget_hooks.transitions import Ending, Finish, Post, Reserve
 
 HEALTH_MS: Final = 60_000
 """How long a store has to be well before the allowance is whole again."""
@@ -141,6 +141,15 @@ class Journal:
             self._trouble(connection, self._used(connection, now_ms) + more, now_ms)
             self._append(connection, command, None)
 
+    def post(self, command: Post) -> None:
+        """Write down entries of the trail.
+
+        Raises:
+            JournalError: it cannot be written.
+        """
+        with self._open() as connection:
+            self._append(connection, command, None)
+
     def trouble(self, now_ms: int) -> None:
         """Take note that the store is not well; at most once a second and process.
 
@@ -177,12 +186,12 @@ class Journal:
     def _trouble(self, connection: sqlite3.Connection, used: int, now_ms: int) -> None:
         connection.execute("UPDATE state SET used = ?, trouble_ms = max(trouble_ms, ?)", (max(used, 0), now_ms))
 
-    def _append(self, connection: sqlite3.Connection, command: Reserve | Finish, nusd: int | None) -> None:
+    def _append(self, connection: sqlite3.Connection, command: Kept, nusd: int | None) -> None:
         first, last = connection.execute("SELECT min(number), max(number) FROM entries").fetchone()
         if first is not None and last - first >= self._most:
             raise JournalError(f"the journal {self.path.name} is full")
         connection.execute(
-            "INSERT INTO entries (id, nusd, body) VALUES (?,?,?)", (command.id, nusd, text_of(command))
+            "INSERT INTO entries (id, nusd, body) VALUES (?,?,?)", (getattr(command, "id", ""), nusd, text_of(command))
         )
 
     def _used(self, connection: sqlite3.Connection, now_ms: int) -> int:

@@ -8,18 +8,25 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from llm_budget_hooks.transitions import Finish, Hold, Mode, Reserve, Rule, Shape, Terms
+from llm_budget_hooks.transitions import Finish, Hold, Mode, Post, Reserve, Rule, Shape, Terms
 
 _VERSION: Final = 1
 
 
-def text_of(command: Reserve | Finish) -> str:
-    """The text of a hold that is to be replayed, or of the end of one."""
-    facts = _reserve(command) if isinstance(command, Reserve) else _finish(command)
+Kept = Reserve | Finish | Post
+"""What a journal keeps."""
+
+
+def text_of(command: Kept) -> str:
+    """The text of a hold that is to be replayed, of the end of one, or of entries of the trail."""
+    if isinstance(command, Post):
+        facts: tuple[Any, ...] = ("post", command.rows, command.now_ms)
+    else:
+        facts = _reserve(command) if isinstance(command, Reserve) else _finish(command)
     return json.dumps([_VERSION, *facts], separators=(",", ":"))
 
 
-def command_of(text: str, place: str, terms: Terms, now_ms: int | None) -> Reserve | Finish:
+def command_of(text: str, place: str, terms: Terms, now_ms: int | None) -> Kept:
     """The command of a text.
 
     Args:
@@ -40,6 +47,8 @@ def command_of(text: str, place: str, terms: Terms, now_ms: int | None) -> Reser
             id, content, _shape(rules), tuple(keys), tuple(amounts), tuple(scopes), utterance, terms,
             mode=Mode.REPLAY, note=note, now_ms=now_ms, actual=place,
         )  # fmt: skip
+    if kind == "post":
+        return Post(tuple((kind, id, row) for kind, id, row in facts[0]), terms.outbox_max, facts[1])
     id, ending, cost, tokens, final, bury, samples, actual, hold = facts
     pairs = tuple((key, value) for key, value in samples)
     return Finish(id, ending, terms, cost, tokens, final, _hold(hold), bury, now_ms, pairs, actual, place)

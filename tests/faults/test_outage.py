@@ -392,3 +392,22 @@ def test_a_step_whose_history_cannot_be_read_passes_at_its_budget(proxy: DelayPr
         proxy.stall = False
         engine.flush()
         assert spent(engine)[0] == (Decimal("0.0002") * (6 if known else 1), 0)
+
+
+def test_refusals_of_an_outage_are_in_the_ledger_afterwards(proxy: DelayProxy, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    with BudgetEngine.open(proxy.url, POLICY, ledger=f"sqlite:///{ledger}") as engine:
+        proxy.stall = True
+        held = [engine.reserve(CALL) for _ in range(3)]
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                engine.reserve(CALL)
+        engine.settle(held[0], cost="0.04")
+        proxy.stall = False
+        engine.flush()
+        with sqlite3.connect(ledger) as rows:
+            refused = rows.execute("SELECT code, sum(count) FROM ledger_refusals GROUP BY code").fetchall()
+            runs = rows.execute("SELECT booked_nusd, status, tenant, user FROM ledger_runs").fetchall()
+        rows.close()
+        assert refused == [("store_unavailable", 2)]
+        assert runs == [(40_000_000, "settled", "acme", "u1")]
