@@ -375,3 +375,32 @@ def _asked(
 
     zoned = [at.replace(tzinfo=at.tzinfo or UTC) if at is not None else None for at in (since, until)]
     return Asked(names, zoned[0], zoned[1], after, limit, as_json)
+
+
+@app.command()
+def reconcile(
+    books: Annotated[
+        str,
+        typer.Argument(metavar="BOOKS", help="openai, anthropic, litellm, or an exported CSV or JSON file."),
+    ],
+    ledger: Ledger = None,
+    since: Since = None,
+    until: Until = None,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="Their address, if it is another.")] = None,
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Of a file: whose models it has.")] = None,
+    policy: Policy = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the ledger with the provider's own books, per model and UTC day.
+
+    Left out, the span is the seven days before today. What differs by more than 5 % is flagged with its likely cause,
+    and the exit code is 1, for cron. Keys are in OPENAI_ADMIN_KEY, ANTHROPIC_ADMIN_KEY or LITELLM_PROXY_API_KEY.
+    """
+    with mistakes_told():
+        from llm_budget_hooks.cli.opened import ledger_of
+        from llm_budget_hooks.cli.reconcile import run
+        from llm_budget_hooks.models import Policy
+        from llm_budget_hooks.reconcile import open_books
+
+        rules = Policy.load({} if policy is None else policy)
+        run(ledger_of(ledger), open_books(books, url=url, provider=provider), rules, since, until, as_json)

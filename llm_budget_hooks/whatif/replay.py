@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
 from llm_budget_hooks.errors import BudgetExceeded
-from llm_budget_hooks.ledger import Ledger, Page
+from llm_budget_hooks.ledger import Ledger, every
 from llm_budget_hooks.models import Call, Policy, Usage, instant
 from llm_budget_hooks.models.trail import Event, Run
 from llm_budget_hooks.money import to_decimal
@@ -26,7 +26,6 @@ from llm_budget_hooks.whatif.results import Day, Refused, WhatIf
 from llm_budget_hooks.windows import Window
 
 Progress = Callable[[int, int], object]
-_PAGE: Final = 5000
 _DAY: Final = timedelta(days=1)
 
 
@@ -88,18 +87,10 @@ def _around(days: list[date]) -> list[datetime]:
 
 def _rows(ledger: Ledger, tenant: str | None, since: datetime, until: datetime) -> list[Run | Event]:
     """All ends of calls, and all utterances that were counted when they began, in order."""
-    span: dict[str, Any] = {"tenant": tenant, "since": since, "until": until, "limit": _PAGE}
-    rows = [*_pages(ledger.runs, span), *_pages(ledger.events, {**span, "name": "asked"})]
+    span: dict[str, Any] = {"tenant": tenant, "since": since, "until": until}
+    rows: list[Run | Event] = [*every(ledger.runs, **span), *every(ledger.events, name="asked", **span)]
     rows.reverse()  # pages begin with the newest
     return sorted(rows, key=lambda row: (row.at_ms, type(row) is Run))
-
-
-def _pages(read: Callable[..., Page[Any]], wanted: dict[str, Any]) -> Iterator[Any]:
-    page = read(**wanted)
-    yield from page.items
-    while page.after is not None:
-        page = read(**wanted, after=page.after)
-        yield from page.items
 
 
 @dataclass(slots=True)

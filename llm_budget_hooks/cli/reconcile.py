@@ -1,0 +1,82 @@
+"""``llm-budget reconcile``: the ledger against the provider's books, as a table or as JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from llm_budget_hooks.cli.opened import FINDING, print_json
+from llm_budget_hooks.ledger import Ledger
+from llm_budget_hooks.models import Policy
+from llm_budget_hooks.pricing import PriceBook
+from llm_budget_hooks.reconcile import Books, Line, Reconciliation, reconcile
+
+_SPAN = timedelta(days=7)
+
+
+def run(
+    ledger: Ledger, books: Books, policy: Policy, since: datetime | None, until: datetime | None, as_json: bool
+) -> None:
+    """Compare, print what came of it, and exit with 1 if a model is off by more than 5 %.
+
+    Args:
+        ledger: what was booked here.
+        books: the provider's.
+        policy: for its prices and aliases.
+        since, until: the first UTC day, and the day after the last; None: the seven days before today.
+        as_json: print JSON.
+    """
+    last = datetime.now(UTC).date() if until is None else until.date()
+    first = last - _SPAN if since is None else since.date()
+    prices = PriceBook(policy.prices, policy.aliases, policy.cached_discount)
+    found = reconcile(ledger, books, first, last, prices=prices)
+    if as_json:
+        print_json(_figures(first, last, found))
+    else:
+        _show(found, Console())
+    if found.flagged:
+        raise typer.Exit(FINDING)
+
+
+def _figures(first: date, last: date, found: Reconciliation) -> dict[str, Any]:
+    return {
+        "since": str(first),
+        "until": str(last),
+        "flagged": len(found.flagged),
+        "lines": [_plain(line) for line in found.lines],
+    }
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    return {
+        "day": str(line.day), "model": line.model, "ledger": str(line.ledger), "billed": str(line.billed),
+        "difference": str(line.difference), "flagged": line.flagged, "final": line.final, "cause": line.cause,
+    }  # fmt: skip
+
+
+def _show(found: Reconciliation, out: Console) -> None:
+    if not found.lines:
+        out.print("Neither the ledger nor the books have anything in this span.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("day (UTC)", no_wrap=True)
+    table.add_column("model", overflow="fold")
+    for name in ("ledger", "billed", "off"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("likely cause")
+    for line in found.lines:
+        off = "" if line.share is None else f"{line.share:+.1%}"
+        style = "red" if line.flagged else "dim" if not line.final else ""
+        amounts = (f"${line.ledger:,.4f}", f"${line.billed:,.4f}", off)
+        table.add_row(str(line.day), Text(line.model), *amounts, line.cause, style=style)
+    out.print(table)
+    if found.flagged:
+        out.print(Text(f"{len(found.flagged)} of {len(found.lines)} are off by more than 5 %.", "red"))
+    else:
+        out.print(Text("Nothing is off by more than 5 %.", "green"))

@@ -1,0 +1,108 @@
+"""Books as an exported file: CSV with a head line, or JSON with a list of objects.
+
+Of the columns, those that name a day, a model and a cost are needed; requests and tokens help to find a cause. The
+names are those of the usual exports, in any case: ``date`` or ``start_time``, ``model`` or ``line_item``, ``cost`` or
+``amount`` in dollars.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.reconcile.books import Billed
+
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "day": ("day", "date", "usage_date", "usage_date_utc", "start_time", "start_time_iso", "starttime", "starting_at"),
+    "model": ("model", "model_version", "snapshot", "line_item"),
+    "cost": ("cost", "cost_usd", "amount", "amount_value", "spend"),
+    "requests": ("requests", "num_model_requests", "calls", "n_requests"),
+    "input_tokens": ("input_tokens", "prompt_tokens", "n_context_tokens_total"),
+    "cached_input_tokens": ("cached_input_tokens", "input_cached_tokens", "cache_read_input_tokens"),
+    "output_tokens": ("output_tokens", "completion_tokens", "n_generated_tokens_total"),
+}
+_COUNTS: Final = ("requests", "input_tokens", "cached_input_tokens", "output_tokens")
+
+
+class ExportedBooks:
+    """Books as an exported CSV or JSON file.
+
+    Attributes:
+        provider: whose models alone the file is about; None: of any.
+    """
+
+    def __init__(self, path: str | PathLike[str], provider: str | None = None) -> None:
+        self.provider = provider
+        self._path = Path(path)
+
+    def lines(self, since: date, until: date) -> Iterator[Billed]:
+        """See `Books.lines`.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or a row of it is not what it should be; the place is named.
+        """
+        for at, row in enumerate(self._rows(), 1):
+            try:
+                line = _billed({name.strip().lower(): value for name, value in row.items()})
+            except (ValueError, InvalidOperation, OverflowError, AttributeError) as error:
+                raise ConfigurationError(f"{self._path.name}: row {at}: {error or 'no amount'}") from None
+            if since <= line.day < until:
+                yield line
+
+    def _rows(self) -> Iterable[Mapping[str, Any]]:
+        try:
+            text = self._path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{self._path.name}: the file cannot be read ({type(error).__name__})") from None
+        if self._path.suffix.lower() == ".csv":
+            return csv.DictReader(text.splitlines())
+        try:
+            found = json.loads(text, parse_float=Decimal)
+        except ValueError as error:
+            raise ConfigurationError(f"{self._path.name}: this is neither .csv nor JSON ({error})") from None
+        rows = found.get("data") if isinstance(found, dict) else found
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ConfigurationError(f"{self._path.name}: this is no list of objects")
+        return rows
+
+
+def _billed(row: Mapping[str, Any]) -> Billed:
+    model = str(_of(row, "model") or "").strip()
+    if not model:
+        raise ValueError(f"it names no model; accepted columns: {', '.join(_NAMES['model'])}")
+    counts = {name: None if (value := _of(row, name)) in (None, "") else int(value) for name in _COUNTS}
+    tier = str(row.get("service_tier") or row.get("batch") or "").lower()
+    cost = dollars(_of(row, "cost"))
+    return Billed(day_of(_of(row, "day")), model, cost, batch=tier in ("batch", "true", "1"), **counts)
+
+
+def _of(row: Mapping[str, Any], name: str) -> Any:
+    return next((row[column] for column in _NAMES[name] if row.get(column) not in (None, "")), None)
+
+
+def day_of(value: object) -> date:
+    """The UTC day of an ISO date or instant, or of seconds since the epoch."""
+    if value is None:
+        raise ValueError(f"it names no day; accepted columns: {', '.join(_NAMES['day'])}")
+    text = str(value).strip()
+    if text.isdigit() and len(text) in (10, 13):
+        return datetime.fromtimestamp(int(text[:10]), UTC).date()
+    at = datetime.fromisoformat(text)
+    return (at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)).date()
+
+
+def dollars(value: object) -> Decimal:
+    """A finite amount of dollars, from the figure or text that books have it in."""
+    if value is None:
+        raise ValueError(f"it names no cost; accepted columns: {', '.join(_NAMES['cost'])}")
+    amount = Decimal(str(value).strip().removeprefix("$").replace(",", ""))
+    if not amount.is_finite():
+        raise ValueError(f"{value!r} is no amount")
+    return amount

@@ -1,0 +1,232 @@
+"""Books that are read over HTTP: OpenAI's and Anthropic's for organizations, and the spend logs of a LiteLLM proxy.
+
+Keys come from the environment, go to the named host alone (no redirect is followed) and are in no message.
+Formats: platform.openai.com/docs/api-reference/usage and docs.anthropic.com, "Usage and Cost API", and the route
+``/spend/logs/v2`` of a LiteLLM proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.reconcile.books import Billed, Books, BooksUnavailable
+from llm_budget_hooks.reconcile.exported import ExportedBooks, day_of, dollars
+
+_TIMEOUT_S: Final = 30
+_MOST_PAGES: Final = 10_000
+_DAYS_AT_ONCE: Final = 31
+_ROWS_AT_ONCE: Final = 1000
+_NO_MODEL: Final = "not by model"
+Query = list[tuple[str, object]]
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A redirect would take the key along to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class _Remote:
+    """Books at a host, with a key.
+
+    Attributes:
+        provider: LiteLLM's name of the provider; None: of any.
+    """
+
+    provider: str | None = None
+
+    def __init__(self, key: str, url: str) -> None:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise ConfigurationError("the address of the books is no URL; it begins with https://")
+        self._key = key
+        self._url = url.rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({urlsplit(self._url).hostname!r})"
+
+    def _headers(self) -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {self._key}"}
+
+    def _get(self, path: str, query: Query) -> dict[str, Any]:
+        request = Request(f"{self._url}{path}?{urlencode(query)}", headers=dict(self._headers()))  # noqa: S310 - checked above
+        where = f"{urlsplit(self._url).hostname}{path}"
+        try:
+            with build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S) as answer:
+                found = json.loads(answer.read(), parse_float=Decimal)
+        except HTTPError as error:
+            error.close()
+            raise BooksUnavailable(f"{where} answered with HTTP {error.code}{_hint(error.code)}.") from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise BooksUnavailable(f"{where} could not be read ({type(error).__name__}).") from None
+        if not isinstance(found, dict):
+            raise BooksUnavailable(f"{where} has answered in a form that is not known.")
+        return found
+
+    def _buckets(self, path: str, query: Query) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Each result of each bucket, page after page."""
+        page: list[tuple[str, object]] = []
+        for _ in range(_MOST_PAGES):
+            found = self._get(path, query + page)
+            try:
+                for bucket in found["data"]:
+                    for result in bucket["results"]:
+                        yield bucket, result
+            except (KeyError, TypeError):
+                raise BooksUnavailable(f"{path} has answered in a form that is not known.") from None
+            if not found.get("has_more") or not found.get("next_page"):
+                return
+            page = [("page", found["next_page"])]
+        raise BooksUnavailable(f"{path} has more pages than anybody reads.")
+
+
+class OpenAIBooks(_Remote):
+    """OpenAI's organization usage and costs, with an admin key."""
+
+    provider: str | None = "openai"
+
+    def __init__(self, key: str, url: str = "https://api.openai.com") -> None:
+        super().__init__(key, url)
+
+    def lines(self, since: date, until: date) -> Iterator[Billed]:
+        """See `Books.lines`. Costs come by line item, such as ``gpt-4o-2024-08-06, input``; use comes by model."""
+        span: Query = [("start_time", _seconds(since)), ("end_time", _seconds(until)), ("bucket_width", "1d")]
+        span.append(("limit", _DAYS_AT_ONCE))
+        for bucket, result in self._buckets("/v1/organization/costs", [*span, ("group_by", "line_item")]):
+            yield _read(_openai_cost, bucket, result)
+        for kind in ("completions", "embeddings"):
+            query = [*span, ("group_by", "model"), *([("group_by", "batch")] if kind == "completions" else [])]
+            for bucket, result in self._buckets(f"/v1/organization/usage/{kind}", query):
+                yield _read(_openai_usage, bucket, result)
+
+
+class AnthropicBooks(_Remote):
+    """Anthropic's usage and cost reports, with an admin key. Costs of the priority tier are in none of them."""
+
+    provider: str | None = "anthropic"
+
+    def __init__(self, key: str, url: str = "https://api.anthropic.com") -> None:
+        super().__init__(key, url)
+
+    def _headers(self) -> Mapping[str, str]:
+        return {"x-api-key": self._key, "anthropic-version": "2023-06-01"}
+
+    def lines(self, since: date, until: date) -> Iterator[Billed]:
+        """See `Books.lines`. Amounts in the reports are cents."""
+        span: Query = [("starting_at", f"{since}T00:00:00Z"), ("ending_at", f"{until}T00:00:00Z")]
+        span += [("bucket_width", "1d"), ("limit", _DAYS_AT_ONCE)]
+        for bucket, result in self._buckets("/v1/organizations/cost_report", [*span, ("group_by[]", "description")]):
+            yield _read(_anthropic_cost, bucket, result)
+        by: Query = [("group_by[]", "model"), ("group_by[]", "service_tier")]
+        for bucket, result in self._buckets("/v1/organizations/usage_report/messages", span + by):
+            yield _read(_anthropic_usage, bucket, result)
+
+
+class LiteLLMBooks(_Remote):
+    """The spend logs of a LiteLLM proxy, with its master key or an admin's."""
+
+    def lines(self, since: date, until: date) -> Iterator[Billed]:
+        """See `Books.lines`. Each logged call is a line; what the proxy served from its cache costs nothing."""
+        last = until - timedelta(days=1)
+        query: Query = [("start_date", f"{since} 00:00:00"), ("end_date", f"{last} 23:59:59")]
+        query += [("page_size", _ROWS_AT_ONCE), ("sort_by", "startTime"), ("sort_order", "asc")]
+        for number in range(1, _MOST_PAGES):
+            found = self._get("/spend/logs/v2", [*query, ("page", number)])
+            for row in found.get("data") or ():
+                if row.get("status") != "failure" or row.get("spend"):
+                    yield _read(_litellm, row)
+            if number >= int(found.get("total_pages") or 0):
+                return
+
+
+def open_books(source: str, *, url: str | None = None, provider: str | None = None) -> Books:
+    """Books by a word or a path.
+
+    Args:
+        source: ``openai``, ``anthropic``, ``litellm``, or the path of an exported CSV or JSON file. The keys are in
+            OPENAI_ADMIN_KEY, ANTHROPIC_ADMIN_KEY and LITELLM_PROXY_API_KEY.
+        url: where the books are, instead of the provider's own address; for ``litellm`` else LITELLM_PROXY_API_BASE.
+        provider: of a file: whose models alone it is about.
+
+    Raises:
+        ConfigurationError: a variable is missing, or there is no such file.
+    """
+    if source == "openai":
+        return OpenAIBooks(_variable("OPENAI_ADMIN_KEY"), url or "https://api.openai.com")
+    if source == "anthropic":
+        return AnthropicBooks(_variable("ANTHROPIC_ADMIN_KEY"), url or "https://api.anthropic.com")
+    if source == "litellm":
+        return LiteLLMBooks(_variable("LITELLM_PROXY_API_KEY"), url or _variable("LITELLM_PROXY_API_BASE"))
+    if not Path(source).is_file():
+        raise ConfigurationError(f"{source!r} is neither openai, anthropic or litellm nor a file.")
+    return ExportedBooks(source, provider)
+
+
+def _openai_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
+    model = (result.get("line_item") or _NO_MODEL).partition(",")[0]
+    return Billed(day_of(bucket["start_time"]), model, dollars(result["amount"]["value"]))
+
+
+def _openai_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
+    return Billed(
+        day_of(bucket["start_time"]), result.get("model") or _NO_MODEL, None,
+        int(result.get("num_model_requests") or 0), int(result.get("input_tokens") or 0),
+        int(result.get("input_cached_tokens") or 0), int(result.get("output_tokens") or 0), bool(result.get("batch")),
+    )  # fmt: skip
+
+
+def _anthropic_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
+    model = result.get("model") or result.get("description") or _NO_MODEL
+    cents = dollars(result["amount"])
+    return Billed(day_of(bucket["starting_at"]), model, cents / 100, batch=result.get("service_tier") == "batch")
+
+
+def _anthropic_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
+    written = result.get("cache_creation") or {}
+    cached = int(result.get("cache_read_input_tokens") or 0)
+    inputs = int(result.get("uncached_input_tokens") or 0) + cached + sum(int(count or 0) for count in written.values())
+    return Billed(
+        day_of(bucket["starting_at"]), result.get("model") or _NO_MODEL, None, None, inputs, cached,
+        int(result.get("output_tokens") or 0), result.get("service_tier") == "batch",
+    )  # fmt: skip
+
+
+def _litellm(row: dict[str, Any]) -> Billed:
+    return Billed(
+        day_of(row["startTime"]), row.get("model") or _NO_MODEL, dollars(row.get("spend") or 0), 1,
+        int(row.get("prompt_tokens") or 0), None, int(row.get("completion_tokens") or 0),
+    )  # fmt: skip
+
+
+def _read(made: Callable[..., Billed], *parts: dict[str, Any]) -> Billed:
+    try:
+        return made(*parts)
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidOperation) as error:
+        kind = type(error).__name__
+        raise BooksUnavailable(f"A line of the books is in a form that is not known ({kind}).") from None
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigurationError(f"{name} is not set.")
+    return value
+
+
+def _seconds(day: date) -> int:
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
+
+
+def _hint(code: int) -> str:
+    return ": it takes a key of an administrator" if code in (401, 403) else ""

@@ -1,0 +1,109 @@
+"""``llm-budget reconcile`` on a real ledger, against a file and a server: tables, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books_server import BooksServer
+from typer.testing import CliRunner
+
+from llm_budget_hooks import BudgetEngine, Call
+from llm_budget_hooks.cli import app
+
+NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+SPAN = ("--since", "2026-11-01", "--until", "2026-11-02")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> str:
+    """The URL of a ledger with one call."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with BudgetEngine.open("memory://", {}, clock=lambda: NOON, ledger=url) as engine:
+        engine.settle(engine.reserve(Call(model="gpt-4o", amount="0.40")), cost="0.40")
+    return url
+
+
+@pytest.fixture
+def bill(tmp_path: Path) -> Any:
+    def write(cost: str) -> Path:
+        path = tmp_path / "bill.csv"
+        path.write_text(f"date,model,cost\n2026-11-01,gpt-4o-2024-08-06,{cost}\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+def llm_budget(*args: object, **environment: str) -> Any:
+    return CliRunner().invoke(app, [*map(str, args)], env={"COLUMNS": "120", **environment})
+
+
+def test_what_is_off_is_shown_with_its_cause_and_exit_code_1(kept: str, bill: Any) -> None:
+    done = llm_budget("reconcile", bill("0.50"), "--ledger", kept, *SPAN)
+    assert done.exit_code == 1
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["2026-11-01", "gpt-4o", "$0.4000", "$0.5000", "+20.0%", "not", "known"] in lines
+    assert "1 of 1 are off by more than 5 %." in done.stdout
+
+
+def test_what_agrees_exits_with_0(kept: str, bill: Any) -> None:
+    done = llm_budget("reconcile", bill("0.41"), *SPAN, LLM_BUDGET_LEDGER=kept)
+    assert done.exit_code == 0
+    assert "Nothing is off by more than 5 %." in done.stdout
+
+
+def test_json_has_every_digit(kept: str, bill: Any) -> None:
+    done = llm_budget("reconcile", bill("0.5000000001"), "--ledger", kept, *SPAN, "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout) == {
+        "since": "2026-11-01", "until": "2026-11-02", "flagged": 1,
+        "lines": [{
+            "day": "2026-11-01", "model": "gpt-4o", "ledger": "0.4", "billed": "0.5000000001",
+            "difference": "0.1000000001", "flagged": True, "final": True, "cause": "not known",
+        }],
+    }  # fmt: skip
+
+
+def test_an_alias_of_the_policy_is_known(kept: str, tmp_path: Path) -> None:
+    (tmp_path / "budgets.toml").write_text('[aliases]\nprod-chat = "gpt-4o"\n', encoding="utf-8")
+    (tmp_path / "bill.json").write_text('[{"day": "2026-11-01", "model": "prod-chat", "cost": 0.4}]', encoding="utf-8")
+    named = ("--ledger", kept, "--policy", tmp_path / "budgets.toml")
+    assert llm_budget("reconcile", tmp_path / "bill.json", *named, *SPAN).exit_code == 0
+
+
+def test_the_proxys_logs_are_read_with_a_key_that_is_never_printed(kept: str) -> None:
+    row = {"model": "gpt-4o", "spend": 0.9, "status": "success", "startTime": "2026-11-01T10:00:00Z"}
+    with BooksServer() as server:
+        server.routes = {"/spend/logs/v2": lambda _: {"data": [row], "total_pages": 1}}
+        done = llm_budget(
+            "reconcile", "litellm", "--ledger", kept, *SPAN, LITELLM_PROXY_API_KEY="sk-seen-by-nobody",
+            LITELLM_PROXY_API_BASE=server.url,
+        )  # fmt: skip
+        assert server.requests[0][2]["Authorization"] == "Bearer sk-seen-by-nobody"
+    assert (done.exit_code, "$0.9000" in done.stdout) == (1, True)
+    away_at = ("--ledger", kept, "--url", "http://127.0.0.1:1")
+    away = llm_budget("reconcile", "litellm", *away_at, LITELLM_PROXY_API_KEY="sk-seen-by-nobody")
+    assert (away.exit_code, away.stdout) == (1, "")
+    assert "could not be read" in away.stderr
+    assert "sk-seen" not in done.stdout + done.stderr + away.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("openai",), "OPENAI_ADMIN_KEY is not set"),
+        (("no-such.csv",), "is neither openai"),
+        (("litellm", "--url", "ftp://x"), "no URL"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_2(
+    kept: str, args: tuple[str, ...], said: str, monkeypatch: Any
+) -> None:
+    monkeypatch.delenv("OPENAI_ADMIN_KEY", raising=False)
+    monkeypatch.setenv("LITELLM_PROXY_API_KEY", "sk")
+    done = llm_budget("reconcile", *args, "--ledger", kept)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
