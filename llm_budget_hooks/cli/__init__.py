@@ -388,19 +388,31 @@ def reconcile(
     until: Until = None,
     url: Annotated[str | None, typer.Option(metavar="URL", help="Their address, if it is another.")] = None,
     provider: Annotated[str | None, typer.Option(metavar="NAME", help="Of a file: whose models it has.")] = None,
+    booking: Annotated[bool, typer.Option("--book", help="Book what is flagged as corrections.")] = False,
+    tenant: Annotated[str | None, typer.Option(metavar="ID", help="Of --book: correct its budgets too.")] = None,
+    store: Store = None,
     policy: Policy = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the ledger with the provider's own books, per model and UTC day.
 
     Left out, the span is the seven days before today. What differs by more than 5 % is flagged with its likely cause,
-    and the exit code is 1, for cron. Keys are in OPENAI_ADMIN_KEY, ANTHROPIC_ADMIN_KEY or LITELLM_PROXY_API_KEY.
+    and the exit code is 1, for cron. With --book it is booked as well, as corrections that limits see: of the global
+    budgets, and of a --tenant's. Keys are in OPENAI_ADMIN_KEY, ANTHROPIC_ADMIN_KEY or LITELLM_PROXY_API_KEY.
     """
     with mistakes_told():
         from llm_budget_hooks.cli.opened import ledger_of
         from llm_budget_hooks.cli.reconcile import run
         from llm_budget_hooks.models import Policy
-        from llm_budget_hooks.reconcile import open_books
+        from llm_budget_hooks.reconcile import book, open_books
 
-        rules = Policy.load({} if policy is None else policy)
-        run(ledger_of(ledger), open_books(books, url=url, provider=provider), rules, since, until, as_json)
+        provided, kept = open_books(books, url=url, provider=provider), ledger_of(ledger)
+        if booking:
+            with engine_of(store, policy, None, ledger) as engine:
+                by = "llm-budget reconcile"
+                run(
+                    kept, provided, engine.policy, since, until, as_json,
+                    lambda found: book(engine, found, tenant=tenant, by=by),
+                )  # fmt: skip
+        else:
+            run(kept, provided, Policy.load({} if policy is None else policy), since, until, as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -21,8 +22,9 @@ _SPAN = timedelta(days=7)
 
 
 def run(
-    ledger: Ledger, books: Books, policy: Policy, since: datetime | None, until: datetime | None, as_json: bool
-) -> None:
+    ledger: Ledger, books: Books, policy: Policy, since: datetime | None, until: datetime | None, as_json: bool,
+    booked: Callable[[Reconciliation], object] | None = None,
+) -> None:  # fmt: skip
     """Compare, print what came of it, and exit with 1 if a model is off by more than 5 %.
 
     Args:
@@ -31,6 +33,7 @@ def run(
         policy: for its prices and aliases.
         since, until: the first UTC day, and the day after the last; None: the seven days before today.
         as_json: print JSON.
+        booked: books what is flagged; None: nothing is booked.
     """
     last = datetime.now(UTC).date() if until is None else until.date()
     first = last - _SPAN if since is None else since.date()
@@ -40,6 +43,8 @@ def run(
         print_json(_figures(first, last, found))
     else:
         _show(found, Console())
+    if booked is not None and found.flagged:
+        booked(found)
     if found.flagged:
         raise typer.Exit(FINDING)
 

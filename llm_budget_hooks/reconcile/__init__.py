@@ -3,6 +3,7 @@
 `open_books` names them by a word or a path. Not imported by the core; it needs a ledger.
 """
 
+from llm_budget_hooks.reconcile.booking import book
 from llm_budget_hooks.reconcile.books import Billed, Books, BooksUnavailable
 from llm_budget_hooks.reconcile.comparison import Line, Reconciliation, reconcile
 from llm_budget_hooks.reconcile.exported import ExportedBooks
@@ -18,6 +19,7 @@ __all__ = [
     "LiteLLMBooks",
     "OpenAIBooks",
     "Reconciliation",
+    "book",
     "open_books",
     "reconcile",
 ]

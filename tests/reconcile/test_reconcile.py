@@ -21,7 +21,7 @@ from books_server import (
     paged,
 )
 
-from llm_budget_hooks import BudgetEngine, Call, Usage
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.reconcile import (
@@ -32,6 +32,7 @@ from llm_budget_hooks.reconcile import (
     LiteLLMBooks,
     OpenAIBooks,
     Reconciliation,
+    book,
     open_books,
     reconcile,
 )
@@ -352,3 +353,44 @@ def test_keys_come_from_the_environment(monkeypatch: Any, tmp_path: Path) -> Non
         open_books("no-such.csv")
     (tmp_path / "x.json").write_text(json.dumps([]))
     assert open_books(str(tmp_path / "x.json"), provider="openai").provider == "openai"
+
+
+def test_corrections_are_seen_by_limits_and_by_the_next_comparison(tmp_path: Path) -> None:
+    now = [NOON]
+    rules = {"budgets": [
+        {"name": "all", "scope": "global", "limit": "$1", "window": "month"},
+        {"name": "acme", "scope": "tenant", "limit": "$10", "window": "month"},
+    ]}  # fmt: skip
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with BudgetEngine.open("memory://", rules, clock=lambda: now[0], ledger=ledger) as engine:
+        engine.charge(Call(model="gpt-4o", tenant="acme"), cost="0.40")
+        engine.charge(Call(model="gpt-4o-mini", tenant="acme"), cost="0.30")
+        engine.flush()
+        now[0] += timedelta(days=2)
+        books = Written(Billed(DAY, "gpt-4o", Decimal("0.75")), Billed(DAY, "gpt-4o-mini", Decimal("0.20")))
+        found = reconcile(engine.ledger, books, DAY, NEXT, now=now[0])
+        assert book(engine, found, by="me") == Decimal("0.25")
+        assert [line.spent for line in engine.status(tenant="acme")] == [Decimal("0.95"), Decimal("0.7")]
+        with pytest.raises(BudgetExceeded):
+            engine.reserve(Call(model="gpt-4o", amount="0.10"))
+        rows = engine.ledger.adjustments().items
+        assert [(row.booked_nusd, row.by, row.reason) for row in reversed(rows)] == [
+            (350_000_000, "me", "reconcile 2026-11-01 gpt-4o: not known"),
+            (-100_000_000, "me", "reconcile 2026-11-01 gpt-4o-mini: not known"),
+        ]
+        again = reconcile(engine.ledger, books, DAY, NEXT, now=now[0])
+        assert (again.flagged, [line.ledger for line in again.lines]) == ((), [Decimal("0.75"), Decimal("0.2")])
+        assert book(engine, again) == 0
+
+
+def test_corrections_of_a_tenant_reach_its_budgets(tmp_path: Path) -> None:
+    rules = {"budgets": [{"name": "acme", "scope": "tenant", "limit": "$10", "window": "month"}]}
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with BudgetEngine.open("memory://", rules, ledger=ledger, clock=lambda: NOON) as engine:
+        found = reconcile(engine.ledger, Written(Billed(DAY, "gpt-4o", Decimal("0.75"))), DAY, NEXT)
+        with pytest.raises(ConfigurationError, match="name the tenant"):
+            book(engine, found)
+        book(engine, found, tenant="acme")
+        assert engine.status(tenant="acme")[0].spent == Decimal("0.75")
+    with BudgetEngine.open("memory://", rules) as without, pytest.raises(ConfigurationError, match="ledger"):
+        book(without, found, tenant="acme")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_json_has_every_digit(kept: str, bill: Any) -> None:
             "difference": "0.1000000001", "flagged": True, "final": True, "cause": "not known",
         }],
     }  # fmt: skip
+
+
+def test_what_is_flagged_can_be_booked_once(kept: str, bill: Any, tmp_path: Path) -> None:
+    rules = '[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "month"\n'
+    (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    booked = ("--book", "--store", store, "--policy", tmp_path / "budgets.toml", "--ledger", kept)
+    assert llm_budget("reconcile", bill("0.50"), *booked, *SPAN).exit_code == 1
+    assert llm_budget("reconcile", bill("0.50"), *booked, *SPAN).exit_code == 0
+    with BudgetEngine.open(store, tmp_path / "budgets.toml") as engine:
+        assert engine.status()[0].spent == Decimal("0.1")
 
 
 def test_an_alias_of_the_policy_is_known(kept: str, tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Corrections for what a comparison has flagged: new rows in the ledger, and in the balances of now."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.reconcile.comparison import Reconciliation
+
+
+def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = None, by: str = "") -> Decimal:
+    """Book the difference of each flagged line through `BudgetEngine.adjust`, so that limits see it.
+
+    The correction is in the windows of now, whatever day the line is of. It names its line, and the next comparison
+    counts it there, so nothing is booked twice.
+
+    Args:
+        engine: with the ledger that was compared.
+        found: what came of the comparison.
+        tenant: whose budgets are corrected too, as a bill names nobody; None: only those of scope ``global``.
+        by: who says so.
+
+    Returns:
+        the sum of the differences, in dollars.
+
+    Raises:
+        ConfigurationError: the engine has no ledger, or no budget of money is about these.
+        StoreUnavailable: the store did not answer; what was booked until then is booked.
+    """
+    if engine.ledger is None:
+        raise ConfigurationError("Corrections are rows of a ledger, and this engine has none.")
+    if not any(line.meter == "usd" for line in engine.status(tenant=tenant)):
+        raise ConfigurationError("No budget of money is global: name the tenant whose budgets are to be corrected.")
+    for line in found.flagged:
+        engine.adjust(tenant=tenant, cost=line.difference, reason=line.reason, by=by)
+    engine.flush()
+    return sum((line.difference for line in found.flagged), Decimal(0))
