@@ -17,7 +17,7 @@ from llm_budget_hooks.models import Basis, Budget, Call, Policy
 from llm_budget_hooks.models.trail import run_facts
 from llm_budget_hooks.money import parse_nusd
 from llm_budget_hooks.pricing import Price, PriceBook
-from llm_budget_hooks.transitions import MAX_AMOUNT, Kind, Meter, Mode, Read, Reserve, Rule, Shape, Terms
+from llm_budget_hooks.transitions import MAX_AMOUNT, NO_LIMIT, Kind, Meter, Mode, Read, Reserve, Rule, Shape, Terms
 from llm_budget_hooks.windows import Window
 
 _METERS = {"usd": 1, "tokens": 2, "calls": 3, "utterances": 4, "in_flight": 5}
@@ -332,9 +332,9 @@ class Planner:
         own = self.policy.tenants.get(tenant)
         cutoff = own.cutoff if own is not None and own.cutoff is not None and line.scope else self.policy.cutoff
         if cutoff == "warn":
-            return replace(line, limit=MAX_AMOUNT - 1)
+            return replace(line, limit=NO_LIMIT)
         if cutoff == "soft" and self.is_cheap(model):
-            return replace(line, limit=min(int(line.limit * Decimal(str(self.policy.soft_ceiling))), MAX_AMOUNT - 1))
+            return replace(line, limit=min(int(line.limit * Decimal(str(self.policy.soft_ceiling))), NO_LIMIT - 1))
         return line
 
     def is_cheap(self, model: str) -> bool:

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from llm_budget_hooks.engine.outage import Outage
 from llm_budget_hooks.engine.refusals import Stage, killed, refusal
 from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
-from llm_budget_hooks.engine.trail import Trail, refusal_text, refused_event, unique
+from llm_budget_hooks.engine.trail import WARNED, Trail, refusal_text, refused_event, unique
 from llm_budget_hooks.engine.utterance import Utterance, current_utterance
 from llm_budget_hooks.errors import (
     AlreadyResolved,
@@ -42,6 +42,7 @@ from llm_budget_hooks.transitions import (
     OnceAnswer,
     Post,
     Reserved,
+    Rule,
     Sampled,
     Samples,
     Settings,
@@ -89,7 +90,7 @@ class Planning:
         self._outage = Outage() if outage is None else outage
         self._pending: deque[Finish] = deque(maxlen=_PENDING)
         self._settings = LiveSettings()
-        self._lowest_share = min(policy.alert_at, default=float("inf"))
+        self._lowest_share = min((*policy.alert_at, 1.0))
         self._refusing: set[str] = set()
         self._utterances: WeakValueDictionary[tuple[str, str, str], Utterance] = WeakValueDictionary()
 
@@ -316,25 +317,21 @@ class Planning:
                 _log.warning("An alert could not be checked: %s", error)
                 return
             if answer.yes:
-                whose = {"tenant": call.tenant if rule.scope != "global" else None}
-                whose["user"] = call.user if rule.scope == "user" else None
-                meter = "usd" if rule.meter == Meter.USD else "tokens"
-                self._trail.alert(
-                    Event(
-                        "alert",
-                        now,
-                        budget=rule.budget,
-                        scope=rule.scope,
-                        meter=meter,
-                        limit=rule.base,
-                        spent=amount,
-                        threshold=share,
-                        tenant=whose["tenant"],
-                        user=whose["user"],
-                    )
-                )
-                text = f"{rule.budget} has reached {share:.0%} of its limit"
-                yield from self._post("event", event_facts("alert", text=text, **whose))
+                yield from self._tell_alert(rule, amount, share, call, now)
+
+    def _tell_alert(self, rule: Rule, amount: int, share: float, call: Call, now: int) -> Steps[None]:
+        tenant = call.tenant if rule.scope != "global" else None
+        user = call.user if rule.scope == "user" else None
+        warned = share == WARNED
+        event = Event(
+            "warned" if warned else "alert", now, budget=rule.budget, scope=rule.scope, limit=rule.base, spent=amount,
+            meter="usd" if rule.meter == Meter.USD else "tokens", threshold=None if warned else share,
+            tenant=tenant, user=user,
+        )  # fmt: skip
+        self._trail.alert(event)
+        what = "passed its limit" if warned else f"reached {share:.0%} of its limit"
+        text = f"{rule.budget} has {what}"
+        yield from self._post("event", event_facts(event.kind, text=text, tenant=tenant, user=user))
 
     def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Exception:
         if answer.verdict == Verdict.CONFLICT:

@@ -14,7 +14,7 @@ from llm_budget_hooks.keys import digest
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.events import Event, Observer
 from llm_budget_hooks.models.trail import refusal_facts
-from llm_budget_hooks.transitions import Kind, Once, Rule
+from llm_budget_hooks.transitions import NO_LIMIT, Kind, Once, Rule
 
 _log = logging.getLogger("llm_budget_hooks")
 _TOLD_PER_MINUTE: Final = 10
@@ -22,6 +22,9 @@ _MOST: Final = 10_000
 _FOR_EVER: Final = 2**52
 _KEEP_MS: Final = 40 * 86_400_000
 _METERS: Final = {"spend": "usd", "answer_estimate": "usd", "answer_actual": "usd"}
+
+WARNED: Final = -1.0
+"""Stands for the threshold of a limit that only warns, apart from all that a policy's `alert_at` can name."""
 
 OnAlert = Callable[[Mapping[str, Any]], object]
 
@@ -99,7 +102,8 @@ class Trail:
     ) -> Iterator[tuple[Rule, int, float, Once]]:
         """The thresholds that accounts have reached and that this process has not seen reached, with what to ask."""
         for rule, key, amount in zip(rules, keys, spent, strict=False):
-            for share in shares if rule.base and amount else ():
+            asked = (*shares, WARNED) if rule.limit == NO_LIMIT and amount > rule.base else shares
+            for share in asked if rule.base and amount else ():
                 if amount < rule.base * share or self._fired.get((key, share), 0) > now:
                     continue
                 if len(self._fired) >= _MOST:
@@ -109,8 +113,11 @@ class Trail:
                 yield rule, amount, share, Once(digest("alert", key, str(share)), 0, every, _KEEP_MS)
 
     def alert(self, event: Event) -> None:
-        """Tell of one alert: the log, the observers, and `on_alert`."""
-        _log.warning("Budget %s has reached %d %% of its limit.", event.budget, round((event.threshold or 0) * 100))
+        """Tell of one alert, or of one limit that only warns: the log, the observers, and `on_alert`."""
+        if event.kind == "warned":
+            _log.warning("Budget %s has passed its limit, and its cutoff lets calls pass.", event.budget)
+        else:
+            _log.warning("Budget %s has reached %d %% of its limit.", event.budget, round((event.threshold or 0) * 100))
         self.tell(event)
         if self.on_alert is not None:
             try:

@@ -2,6 +2,7 @@
 
 from llm_budget_hooks.transitions.commands import (
     MAX_AMOUNT,
+    NO_LIMIT,
     Balance,
     Balances,
     Ended,
@@ -40,6 +41,7 @@ from llm_budget_hooks.transitions.records import (
 
 __all__ = [
     "MAX_AMOUNT",
+    "NO_LIMIT",
     "Answer",
     "Balance",
     "Balances",

@@ -13,6 +13,9 @@ from typing import Any, Final
 MAX_AMOUNT: Final = 2**53
 """Sums stop here; every limit is below, so a sum that reaches it denies."""
 
+NO_LIMIT: Final = MAX_AMOUNT - 1
+"""The limit of a rule that lets everything pass and only tells of it."""
+
 SWEEP_LIMIT: Final = 64
 """How many due holds one operation ends at most."""
 

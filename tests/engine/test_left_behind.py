@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
+from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.transitions import MAX_AMOUNT
 
 USER_DAY = {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"}
@@ -188,3 +189,18 @@ def test_a_ledger_that_is_down_delays_nothing(engine_url: str, tmp_path: Path) -
 
 def test_limits_stay_below_what_an_amount_can_be() -> None:
     assert MAX_AMOUNT > 9_000_000 * 10**9
+
+
+def test_a_limit_that_only_warns_tells_once_that_it_was_passed(engine_url: str, tmp_path: Path) -> None:
+    told: list[Event] = []
+    day = {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"}
+    rules = {"budgets": [day], "cutoff": "warn", "store_timeout": "10s", "alert_at": [1.0]}
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with BudgetEngine.open(engine_url, rules, ledger=ledger, observers=(told.append,)) as engine:
+        for _ in range(3):
+            engine.settle(engine.reserve(Call(model="m", tenant="acme", user="u1", amount="0.60")), cost="0.60")
+        engine.flush()
+        events = sorted(row.name for row in engine.ledger.events().items)
+    found = [(event.kind, event.spent, event.threshold) for event in told if event.kind in ("alert", "warned")]
+    assert found == [("alert", 1_200_000_000, 1.0), ("warned", 1_200_000_000, None)]
+    assert events == ["alert", "warned"]
