@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import wraps
@@ -248,7 +249,7 @@ def _attempt(
     """
     engine = engine_in_charge()
     logged = kwargs.get("litellm_logging_obj")
-    held = getattr(logged, _MARK, None)
+    held: Attempt | None = getattr(logged, _MARK, _no_attempt)()
     if engine is None or (held is not None and held.open):
         return None
     if entry in _CHATS and kwargs.get("fallbacks") and not whole:
@@ -260,8 +261,13 @@ def _attempt(
     if proxied is not None:
         attempt.offer = proxied.take()
     if logged is not None:
-        setattr(logged, _MARK, attempt)
+        # LiteLLM's queues may keep what it logs by long after the call.
+        setattr(logged, _MARK, weakref.ref(attempt))
     return attempt
+
+
+def _no_attempt() -> None:
+    """Stands for the reference to an attempt where there was none."""
 
 
 def _lowered(

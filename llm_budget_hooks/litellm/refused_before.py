@@ -25,11 +25,13 @@ def remembered(asked: Mapping[str, Any]) -> Iterator[None]:
         yield
     except BudgetRefused as refusal:
         logged, trace = asked.get("litellm_logging_obj"), asked.get("litellm_trace_id")
+        # A new one has no traceback, and so keeps none of the request's frames with its prompt alive.
+        kept = type(refusal).of(refusal)
         if logged is not None:
-            setattr(logged, _REFUSED, refusal)
+            setattr(logged, _REFUSED, kept)
         if isinstance(trace, str):
             with _lock:
-                _by_trace[trace] = refusal
+                _by_trace[trace] = kept
                 while len(_by_trace) > _REMEMBERED:
                     _by_trace.popitem(last=False)
         raise

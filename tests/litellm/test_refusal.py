@@ -27,6 +27,7 @@ def test_b104_an_exhausted_budget_refuses_tasks_for_nothing(
 ) -> None:
     engine = capped(SPENT, CALLS)
     call = async_routes(provider)[route]
+    in_tasks(call, 1)  # loads what LiteLLM loads at a route's first call
     begun = time.monotonic()
     [refusal] = in_tasks(call, 1)
     assert isinstance(refusal, BudgetExceeded)

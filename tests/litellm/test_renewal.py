@@ -12,8 +12,10 @@ from typing import Any
 
 import litellm
 import pytest
+from litellm.integrations.custom_logger import CustomLogger
 from routes import at, balance, in_threads
 
+from llm_budget_hooks.litellm import BudgetRefused
 from llm_budget_hooks.litellm.attempts import Attempt
 from llm_budget_hooks.litellm.later import wait_settled
 from llm_budget_hooks.litellm.renewal import watched
@@ -82,8 +84,28 @@ def test_b112_a_client_timeout_settles_at_once(
     assert balance(engine)[0] > 0
 
 
+def _attempts() -> int:
+    gc.collect()
+    return sum(isinstance(thing, Attempt) for thing in gc.get_objects())
+
+
+class _Keeper(CustomLogger):
+    """Keeps all that LiteLLM tells it, as LiteLLM's own queues do for as long as they are behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> None:
+        self.kept.append(kwargs["litellm_logging_obj"])
+
+
 def test_calls_of_which_half_never_end_leave_a_bounded_map(provider: FakeProvider, capped: MakeEngine) -> None:
+    """An ended call is forgotten also where LiteLLM still keeps what it is to log."""
     capped(DOLLARS)
+    keeper = _Keeper()
+    litellm.callbacks.append(keeper)
+    before = _attempts()
 
     async def some() -> None:
         for number in range(200):
@@ -98,4 +120,16 @@ def test_calls_of_which_half_never_end_leave_a_bounded_map(provider: FakeProvide
     gc.collect()
     assert wait_settled(10)
     assert watched() == 0
-    assert sum(isinstance(thing, Attempt) for thing in gc.get_objects()) < 10
+    assert len(keeper.kept) == 200
+    assert _attempts() - before < 10
+
+
+def test_a_refusal_keeps_nothing_of_its_request(provider: FakeProvider, capped: MakeEngine) -> None:
+    """It is remembered for the retries that LiteLLM may make, without the frames that hold the prompt."""
+    capped({"scope": "global", "meter": "calls", "limit": 1, "window": "day", "name": "calls"})
+    litellm.completion(**at(provider))
+    before = _attempts()
+    for _ in range(20):
+        with pytest.raises(BudgetRefused):
+            litellm.completion(**at(provider))
+    assert _attempts() - before < 3
