@@ -36,7 +36,7 @@ class Crowd:
 
 def run_tasks(crowd: Crowd, number: int, dies_after: int | None = None) -> None:
     """Run all tasks of one process; it kills itself in the middle of its so-manieth call."""
-    asyncio.run(_all_tasks(crowd, random.Random(number), dies_after))
+    asyncio.run(_all_tasks(crowd, random.Random(number), dies_after))  # noqa: S311 - no secrets
 
 
 async def _all_tasks(crowd: Crowd, chance: random.Random, dies_after: int | None) -> None:
@@ -63,7 +63,8 @@ async def _all_tasks(crowd: Crowd, chance: random.Random, dies_after: int | None
 async def _end(engine: BudgetEngine, held: Any, chance: random.Random) -> None:
     fate = chance.choice(_FATES)
     if fate == "usage":
-        await engine.asettle(held, usage=Usage(input_tokens=chance.randrange(2000), output_tokens=chance.randrange(400)))
+        used = Usage(input_tokens=chance.randrange(2000), output_tokens=chance.randrange(400))
+        await engine.asettle(held, usage=used)
     elif fate in ("cost", "above"):
         await engine.asettle(held, cost=f"0.{chance.randrange(10**6):09d}" if fate == "cost" else "0.02")
     elif fate == "nothing":
