@@ -57,7 +57,7 @@ class SqliteCells:
         self._executemany = connection.executemany
         self._prefix = f"{namespace}/"
         self._changed: dict[str, tuple[Any, int | None]] = {}
-        self._cursors = {"cells": "", "holds": "", "entries": ""}
+        self._cursors = {"cells": "", "holds": ""}
         self._first: int | None = None
         self._revision = 0
         self._read: dict[str, Hold | None] = {}
@@ -257,16 +257,16 @@ class SqliteCells:
 
     def purge(self, now_ms: int) -> None:
         """Delete the old ones among the next few rows; the whole table is passed through in time."""
-        for table, key, old in (
-            ("cells", "key", "until < ?"), ("holds", "id", "state <> 0 AND until < ?"), ("entries", "key", "until < ?")
-        ):  # fmt: skip
+        for table, key, old in (("cells", "key", "until < ?"), ("holds", "id", "state <> 0 AND until < ?")):
             rows = f"SELECT {key} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {_PURGE_ROWS}"  # noqa: S608 - fixed words
             last = self._execute(f"SELECT max({key}) FROM ({rows})", (self._cursors[table],)).fetchone()[0]  # noqa: S608 - fixed words
             if last is not None:
-                self._execute(
-                    f"DELETE FROM {table} WHERE {key} > ? AND {key} <= ? AND {old}",  # noqa: S608 - fixed words
+                gone = self._execute(
+                    f"DELETE FROM {table} WHERE {key} > ? AND {key} <= ? AND {old} RETURNING {key}",  # noqa: S608 - fixed words
                     (self._cursors[table], last, now_ms),
-                )
+                ).fetchall()
+                if table == "cells" and gone:
+                    self._executemany("DELETE FROM entries WHERE key = ?", gone)
             self._cursors[table] = last or ""
 
 

@@ -119,9 +119,9 @@ class SqliteStore:
             cells.begin(getattr(command, "id", None) or "")
             answer = apply(cells, command, now)
             self._count += 1
+            cells.write()
             if self._count % _PURGE_EVERY == 0 and type(command) is not Take:
                 cells.purge(now)
-            cells.write()
             connection.execute("COMMIT")
         except BaseException:
             cells.forget()

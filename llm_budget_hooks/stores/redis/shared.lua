@@ -94,8 +94,9 @@ local function log_amount(key, log, length, at_ms, amount, T, now)
     if log[3] < T.exact then
       local name = root .. 'e:' .. key
       log[3], log[4], log[5] = log[3] + 1, min(log[4], at_ms), log[5] + 1
+      if log[5] == 1 then call('DEL', name) end -- the entries of an account that has ended before them
       call('ZADD', name, at_ms, pack('<dd', log[5], amount))
-      if log[3] == 1 or log[5] % 32 == 0 then call('PEXPIRE', name, 2 * ttl) end
+      call('PEXPIRE', name, 2 * ttl)
     else
       local number, slots = floor(at_ms / width), log[6]
       local at = #slots - 15
