@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 (RULES,) = (text for language, text in BLOCKS if language == "toml")
 COMMANDS = [text.strip() for language, text in BLOCKS if language == "sh"]
 EXAMPLES = [text for language, text in BLOCKS if language == "python"]
-LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE = EXAMPLES
+ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE = EXAMPLES
 SPOKEN = "Good morning!"
 
 
@@ -137,8 +137,23 @@ def test_the_example_without_a_framework_shows_what_was_held_and_spent(tmp_path:
     ]
 
 
+def test_the_example_of_the_admin_api_shows_and_changes_limits(tmp_path: Path) -> None:
+    asking = """
+import httpx, asyncio
+async def main():
+    to = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=to, base_url="http://x", headers={"x-key": "key-of-ann"}) as http:
+        await http.put("/ai-budget", json={"budget": "user-day", "limit": "7"})
+        print([rule["limit"] for rule in (await http.get("/ai-budget")).json()["rules"]])
+        print((await http.get("/ai-budget", headers={"x-key": "nobody"})).status_code)
+asyncio.run(main())
+engine.close()
+"""
+    assert run(tmp_path, [(ADMIN + asking, RULES)]).runs[0].said == "['7', 20, '0.05']\n401"
+
+
 def test_every_python_block_is_one_of_those_above() -> None:
-    assert EXAMPLES == [LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE]
+    assert EXAMPLES == [ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE]
 
 
 def test_the_line_for_the_proxy_names_a_module_and_what_it_gives() -> None:

@@ -1,0 +1,227 @@
+"""What a tenant's administrator, or an operator, sees at one look: the rules in force, balances, and the month."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from llm_budget_hooks.admin.rows import Dollars, Number, plain
+from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.engine.settings import Killed, Override
+from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
+from llm_budget_hooks.ledger import Cost, Ledger, LedgerUnavailable
+from llm_budget_hooks.models import Budget, BudgetStatus, instant
+from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.windows import Window
+
+T = TypeVar("T")
+
+
+class Rule(BaseModel):
+    """A budget as it is in force, with the limit of the policy where an override has changed it."""
+
+    name: str
+    scope: str
+    meter: str
+    window: str | None
+    limit: Number
+    policy_limit: Number
+    features: list[str]
+    models: list[str]
+    managed: bool
+
+
+class Balance(BaseModel):
+    """A balance as it stands; what could not be read is null."""
+
+    budget: str
+    scope: str
+    meter: str
+    window: str | None
+    limit: Number
+    spent: Number
+    reserved: Number
+    available: Number
+    resets_at: datetime | None
+
+    @classmethod
+    def of(cls, line: BudgetStatus) -> Balance:
+        """The balance of one line of `BudgetEngine.status`."""
+        names = ("limit", "spent", "reserved", "available")
+        numbers = {name: _number(getattr(line, name)) for name in names}
+        rest = {name: getattr(line, name) for name in cls.model_fields if name not in names}
+        return cls(**rest, **numbers)
+
+
+class KillSwitch(BaseModel):
+    """A kill switch that is on; without a tenant it is that of everybody."""
+
+    tenant: str | None
+    reason: str
+    by: str
+    since: datetime
+    automatic: bool
+
+    @classmethod
+    def of(cls, switch: Killed) -> KillSwitch:
+        """The switch as the engine has it."""
+        return cls(
+            tenant=switch.tenant or None, reason=switch.reason, by=switch.by, since=instant(switch.at_ms),
+            automatic=switch.automatic,
+        )  # fmt: skip
+
+
+class SetLimit(BaseModel):
+    """A limit that was overridden, and until when."""
+
+    budget: str
+    tenant: str | None
+    limit: Number
+    expires_at: datetime | None
+    by: str
+    reason: str
+    since: datetime
+
+
+class CostOf(BaseModel):
+    """What one feature, step, model, user, tenant or day has cost."""
+
+    key: str
+    tenant: str
+    cost: Dollars
+    calls: int
+    input_tokens: int
+    output_tokens: int
+
+    @classmethod
+    def of(cls, cost: Cost) -> CostOf:
+        """The row of a cost."""
+        rest = {name: getattr(cost, name) for name in cls.model_fields if name != "cost"}
+        return cls(cost=plain(cost.cost), **rest)
+
+
+class Asks(BaseModel):
+    """How many requests there were, and the limits of their number."""
+
+    last_24h: int | None
+    limits: list[Balance]
+
+
+class Overview(BaseModel):
+    """The rules in force, balances, kill switches, overrides, and what this month has cost. Null is unread."""
+
+    tenant: str | None
+    namespace: str
+    timezone: str
+    now: datetime
+    rules: list[Rule]
+    budgets: list[Balance]
+    killed: list[KillSwitch] | None
+    overrides: list[SetLimit] | None
+    month_spent: Dollars | None
+    month_projection: Dollars | None
+    cost_by_feature: list[CostOf] | None
+    asks: Asks
+
+
+def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, *, wide: bool = True) -> Overview:
+    """Everything at one look.
+
+    Args:
+        engine: whose.
+        tenant: None: the global budgets, and what all tenants cost.
+        user: reads this user's balances too.
+        wide: whether who asks may see the figures of everybody together.
+    """
+    now = instant(engine.now_ms())
+    lines = [Balance.of(line) for line in engine.status(tenant, user) if wide or line.scope != "global"]
+    kills, changed = unless_away(engine.kills), unless_away(engine.overrides)
+    name = None if tenant is None else normalised(tenant) or DEFAULT_TENANT
+    own = [one for one in changed or () if tenant is None or one.tenant == name or (wide and not one.tenant)]
+    rules = _rules(engine, name or "", {(o.tenant, o.budget): o.limit for o in own if o.limit is not None})
+    return Overview(
+        tenant=name,
+        namespace=engine.policy.namespace,
+        timezone=engine.policy.timezone,
+        now=now,
+        rules=[rule for rule in rules if wide or rule.scope != "global"],
+        budgets=lines,
+        killed=None if kills is None else [KillSwitch.of(k) for k in kills if name is None or k.tenant in ("", name)],
+        overrides=None if changed is None else [_set_limit(engine, one) for one in own],
+        asks=_asks(engine, now, name, user, lines),
+        **_month(engine, now, name),
+    )
+
+
+def month_of(zone: str, now: datetime) -> datetime:
+    """When the month of an instant began."""
+    month = Window.parse("month", zone)
+    assert month is not None  # noqa: S101 - only no window at all is None
+    return instant(month.bounds(int(now.timestamp() * 1000))[0])
+
+
+def unless_away(read: Callable[[], T]) -> T | None:
+    """What is read, None if its store or ledger does not answer."""
+    try:
+        return read()
+    except (StoreUnavailable, LedgerUnavailable):
+        return None
+
+
+def _asks(
+    engine: BudgetEngine, now: datetime, tenant: str | None, user: str | None, lines: list[Balance]
+) -> Asks:
+    ledger: Ledger | None = engine.ledger
+    count = None if ledger is None else ledger.questions(now, tenant=tenant, user=user)
+    return Asks(last_24h=count, limits=[line for line in lines if line.meter == "utterances"])
+
+
+def _month(engine: BudgetEngine, now: datetime, tenant: str | None) -> dict[str, Any]:
+    ledger: Ledger | None = engine.ledger
+    if ledger is None:
+        return {"month_spent": None, "month_projection": None, "cost_by_feature": None}
+    since = month_of(engine.policy.timezone, now)
+    spent, projected = ledger.spent(since, now, tenant=tenant), ledger.projection(now, tenant=tenant)
+    costs = unless_away(lambda: ledger.cost_by("feature", tenant=tenant, since=since, until=now))
+    return {
+        "month_spent": None if spent is None else plain(spent),
+        "month_projection": None if projected is None else plain(projected),
+        "cost_by_feature": None if costs is None else [CostOf.of(cost) for cost in costs],
+    }
+
+
+def _rules(engine: BudgetEngine, tenant: str, limits: dict[tuple[str, str], int]) -> list[Rule]:
+    rules = []
+    for budget in engine.policy.budgets_of(tenant, switched_off=True):
+        whose = "" if budget.scope == "global" else tenant
+        units = limits.get((whose, budget.name), budget.limit_units)
+        rules.append(
+            Rule(
+                name=budget.name, scope=budget.scope, meter=budget.meter, window=budget.window,
+                limit=_in_units(budget, units), policy_limit=_in_units(budget, budget.limit_units),
+                features=[*budget.features], models=[*budget.models], managed=budget.managed,
+            )
+        )  # fmt: skip
+    return rules
+
+
+def _set_limit(engine: BudgetEngine, one: Override) -> SetLimit:
+    found = {b.name: b for b in engine.policy.budgets_of(one.tenant, switched_off=True)}.get(one.budget)
+    limit = None if found is None or one.limit is None else _in_units(found, one.limit)
+    return SetLimit(
+        budget=one.budget, tenant=one.tenant or None, limit=limit, by=one.by, reason=one.reason,
+        expires_at=instant(one.until_ms) if one.until_ms else None, since=instant(one.at_ms),
+    )  # fmt: skip
+
+
+def _in_units(budget: Budget, units: int) -> str | int:
+    return plain(to_decimal(units)) if budget.meter == "usd" else units
+
+
+def _number(value: Decimal | int | None) -> str | int | None:
+    return plain(value) if isinstance(value, Decimal) else value
