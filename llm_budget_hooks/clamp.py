@@ -25,8 +25,9 @@ class Bounded(Protocol):
         """The model's largest output."""
 
     def bound_nusd(
-        self, input_tokens: int, output_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None
-    ) -> int:
+        self, input_tokens: int, output_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None,
+        audio: bool = False,
+    ) -> int:  # fmt: skip
         """The most that such a call can cost."""
 
 
@@ -48,7 +49,8 @@ def _affordable(price: Bounded, call: Call, nusd: int, most: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         bound = price.bound_nusd(
-            call.input_tokens or 0, middle, writes_cache=call.writes_cache, service_tier=call.service_tier
-        )
+            call.input_tokens or 0, middle, writes_cache=call.writes_cache, service_tier=call.service_tier,
+            audio=call.audio,
+        )  # fmt: skip
         low, high = (middle, high) if bound <= nusd else (low, middle - 1)
     return low

@@ -31,11 +31,14 @@ class Priced(Protocol):
         """The model's largest output."""
 
     def bound_nusd(
-        self, input_tokens: int, output_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None
-    ) -> int:
+        self, input_tokens: int, output_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None,
+        audio: bool = False,
+    ) -> int:  # fmt: skip
         """The most that such a call can cost."""
 
-    def input_nusd(self, input_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None) -> int:
+    def input_nusd(
+        self, input_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None, audio: bool = False
+    ) -> int:
         """The most that the input alone can cost."""
 
 
@@ -91,7 +94,9 @@ def _priced(
 ) -> tuple[int, Basis]:
     """The bound, or what the step's history or its budget says where that is less or there is no bound."""
     outputs, bound = call.max_output_tokens, None
-    asked: dict[str, Any] = {"writes_cache": call.writes_cache, "service_tier": call.service_tier}
+    asked: dict[str, Any] = {
+        "writes_cache": call.writes_cache, "service_tier": call.service_tier, "audio": call.audio,
+    }  # fmt: skip
     if outputs is None and mode == "bound":
         outputs = _largest(call, price.max_output_tokens, "output")
     if outputs is not None:

@@ -440,6 +440,6 @@ def _scopes(compiled: _Compiled, hashes: tuple[str, str]) -> tuple[str, ...]:
 def _content(call: Call, tenant: str, user: str) -> str:
     facts = (
         call.model, call.input_tokens, call.max_output_tokens, call.step, call.feature, call.utterance,
-        call.amount_nusd, call.service_tier, call.writes_cache,
+        call.amount_nusd, call.service_tier, call.writes_cache, call.audio,
     )  # fmt: skip
     return digest("c", tenant, user, repr(facts))

@@ -14,7 +14,7 @@ from uuid import UUID
 from langchain_core.messages import BaseMessage
 
 from llm_budget_hooks.langchain.runs import Root
-from llm_budget_hooks.langchain.tokens import has_cache_marks, input_bound
+from llm_budget_hooks.langchain.tokens import has_cache_marks, hears, input_bound
 from llm_budget_hooks.models import Call
 
 _STEP_KEYS = ("step", "lc_agent_name", "langgraph_node")
@@ -105,4 +105,5 @@ def call_of(start: Start, root: Root) -> Call:
         id=hold_id(start.run_id),
         service_tier=tier if tier in _TIERS else None,
         writes_cache="cache_control" in start.params or has_cache_marks(start.inputs),
+        audio="audio" in (start.params.get("modalities") or ()) or hears(start.inputs),
     )

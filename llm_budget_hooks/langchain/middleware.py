@@ -29,7 +29,7 @@ from llm_budget_hooks.langchain.calls import step_of
 from llm_budget_hooks.langchain.clamp import clamped_output
 from llm_budget_hooks.langchain.refusal import refused
 from llm_budget_hooks.langchain.runs import plan_in, root_here, text_in
-from llm_budget_hooks.langchain.tokens import has_cache_marks, input_bound
+from llm_budget_hooks.langchain.tokens import has_cache_marks, hears, input_bound
 from llm_budget_hooks.models import Call
 
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -206,6 +206,7 @@ class BudgetMiddleware(AgentMiddleware[BudgetState, Any, Any]):
             max_output_tokens=_asked(request),
             step=step_of(_metadata(), None, model),
             writes_cache=has_cache_marks(messages),
+            audio=hears(messages),
         )
 
     def _cheaper(self, request: ModelRequest[Any], error: BudgetExceeded) -> ModelRequest[Any] | None:

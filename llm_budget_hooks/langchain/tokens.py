@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from llm_budget_hooks import tokens
 from llm_budget_hooks.tokens import likely, likely_output
 
-__all__ = ["has_cache_marks", "input_bound", "likely", "likely_output"]
+__all__ = ["has_cache_marks", "hears", "input_bound", "likely", "likely_output"]
 
 
 def input_bound(inputs: Iterable[BaseMessage] | Iterable[str], params: Mapping[str, Any], model: str) -> int | None:
@@ -23,7 +23,7 @@ def input_bound(inputs: Iterable[BaseMessage] | Iterable[str], params: Mapping[s
     """
     prompt = [each if isinstance(each, str) else _sent(each) for each in inputs]
     prompt += [value for name in ("system", "instructions") if (value := params.get(name))]
-    return tokens.input_bound(model, prompt, params, exact=False)
+    return tokens.input_bound(model, prompt, params, exact=False, audio=True)
 
 
 def has_cache_marks(messages: Iterable[Any]) -> bool:
@@ -34,6 +34,11 @@ def has_cache_marks(messages: Iterable[Any]) -> bool:
         if isinstance(message, BaseMessage) and isinstance(message.content, list)
         for part in message.content
     )
+
+
+def hears(messages: Iterable[Any]) -> bool:
+    """Whether a message has sound in it."""
+    return tokens.has_sound(message.content for message in messages if isinstance(message, BaseMessage))
 
 
 def _sent(message: BaseMessage) -> Any:

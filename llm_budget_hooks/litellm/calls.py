@@ -15,6 +15,7 @@ from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.litellm.media import amount_of
 from llm_budget_hooks.litellm.tokens import input_bound
 from llm_budget_hooks.models import Call
+from llm_budget_hooks.tokens import has_sound
 
 _KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
 BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -69,6 +70,7 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
         amount=amount_of(kind, model, asked, engine.prices),
         service_tier=tier if isinstance(tier, str) and tier not in ("auto", "default") else None,
         writes_cache=writes_cache(asked),
+        audio=_hears_or_speaks(asked),
         **identity_of(asked),
     )
 
@@ -138,6 +140,14 @@ def writes_cache(asked: Mapping[str, Any]) -> bool:
         return True
     places = [asked.get("messages"), asked.get("system"), asked.get("tools")]
     return any(_marks(item) for place in places if isinstance(place, list) for item in place)
+
+
+def _hears_or_speaks(asked: Mapping[str, Any]) -> bool:
+    """Whether a request has sound in it, or asks for some."""
+    if asked.get("audio") or "audio" in (asked.get("modalities") or ()):
+        return True
+    messages = asked.get("messages") or asked.get("input")
+    return isinstance(messages, list) and has_sound(_mapping(message).get("content") for message in messages)
 
 
 def _marks(item: Any) -> bool:

@@ -30,7 +30,7 @@ def input_bound(model: str, asked: Mapping[str, Any]) -> int | None:
         elif value:
             prompt.append(value)
     try:
-        return tokens.input_bound(model, prompt, asked)
+        return tokens.input_bound(model, prompt, asked, audio=True)
     except (TypeError, ValueError, AttributeError) as error:
         _log.warning("A prompt could not be measured, so its model's largest input is held: %s", type(error).__name__)
         return None

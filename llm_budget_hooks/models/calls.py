@@ -64,6 +64,7 @@ class Call:
         amount: a fixed estimate in dollars, instead of one from tokens and prices.
         service_tier: ``priority``, ``flex`` or ``batch`` if the call asks for it.
         writes_cache: whether the call writes a prompt cache, which some providers charge for.
+        audio: whether the call can hear or speak, at the model's rates for that.
 
     Raises:
         ConfigurationError: for a field that cannot be what was meant.
@@ -81,6 +82,7 @@ class Call:
     amount: Decimal | int | str | None = None
     service_tier: str | None = None
     writes_cache: bool = False
+    audio: bool = False
     amount_nusd: int | None = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

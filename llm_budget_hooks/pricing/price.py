@@ -252,16 +252,20 @@ class Price:
         total = self._flat(input_tokens) + input_tokens * rates.input + output_tokens * rates.output
         return -(-total // self._grains)
 
-    def input_nusd(self, input_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None) -> int:
+    def input_nusd(
+        self, input_tokens: int, *, writes_cache: bool = False, service_tier: str | None = None, audio: bool = False
+    ) -> int:
         """What a prompt costs at the rates of its size, without any output.
 
         Args:
             input_tokens: the size of the prompt.
             writes_cache: whether the call writes a prompt cache, so that the dearest write rate can be met.
             service_tier: the service tier the call asks for.
+            audio: whether the call can hear, so that all of it may be sound.
         """
         rates = self._at(input_tokens, service_tier)
         rate = max(rates.input, rates.write, rates.write_1h) if writes_cache else rates.input
+        rate = max(rate, rates.audio_in) if audio else rate
         return -(-(self._flat(input_tokens) + input_tokens * rate) // self._grains)
 
     def _flat(self, input_tokens: int) -> int:

@@ -10,5 +10,6 @@ from __future__ import annotations
 from llm_budget_hooks.tokens.bounds import input_bound
 from llm_budget_hooks.tokens.encodings import warm
 from llm_budget_hooks.tokens.guesses import counted, likely, likely_output
+from llm_budget_hooks.tokens.media import has_sound
 
-__all__ = ["counted", "input_bound", "likely", "likely_output", "warm"]
+__all__ = ["counted", "has_sound", "input_bound", "likely", "likely_output", "warm"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from llm_budget_hooks.tokens.wave import seconds_of
@@ -25,6 +25,12 @@ UNBOUNDED: Final = frozenset(
     {"file", "input_file", "video", "video_url", "document", "media", "item_reference", "container_upload"}
 )
 """Parts whose size cannot be told from the request."""
+
+
+def has_sound(contents: Iterable[Any]) -> bool:
+    """Whether a part of what messages contain is sound."""
+    lists = (parts for parts in contents if isinstance(parts, list))
+    return any(isinstance(part, Mapping) and part.get("type") in SOUNDS for parts in lists for part in parts)
 
 
 def image_bound(model: str) -> int:
