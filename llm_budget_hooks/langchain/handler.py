@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ParamSpec
 from uuid import UUID
@@ -85,7 +86,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     ) -> None:
         """Reserve for a chat model, or refuse."""
         inputs = messages[0] if len(messages) == 1 else [m for batch in messages for m in batch]
-        self._start(run_id, parent_run_id, inputs, metadata, kwargs)
+        self._start(run_id, parent_run_id, inputs, metadata, kwargs, messages[0] if messages else messages)
 
     @override
     def on_llm_start(
@@ -100,7 +101,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Reserve for a text model, or refuse."""
-        self._start(run_id, parent_run_id, prompts, metadata, kwargs)
+        self._start(run_id, parent_run_id, prompts, metadata, kwargs, prompts)
 
     @override
     def on_chain_start(
@@ -116,7 +117,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     ) -> None:
         """Begin the utterance with the root; reserve for a decision model, which LangChain announces as a chain."""
         if kwargs.get("run_type") == "llm":
-            self._start(run_id, parent_run_id, [str(inputs)], metadata, kwargs)
+            self._start(run_id, parent_run_id, [str(inputs)], metadata, kwargs, inputs)
         else:
             self._enter(run_id, parent_run_id, metadata)
 
@@ -228,14 +229,22 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         inputs: Sequence[BaseMessage] | Sequence[str],
         metadata: dict[str, Any] | None,
         more: dict[str, Any],
+        announced: object,
     ) -> None:
-        if run_id.int in self._runs.calls or run_id.int in self._runs.ended:
+        runs, run = self._runs, run_id.int
+        before = runs.calls.get(run)
+        if before is not None and before.announced is announced:
             return
-        if self._runs.gone:
+        if runs.gone:
             self._collect()
         params = more.get("invocation_params") or _NONE
         start = Start(run_id, parent, inputs, metadata or _NONE, more.get("name"), params, more.get("batch_size") or 1)
-        self._deciding(self._opened, start)
+        sole = before is None and runs.opening.setdefault(run, announced) is announced
+        try:
+            self._deciding(self._opened, start, announced, sole)
+        finally:
+            if sole:
+                del runs.opening[run]
 
     def _deciding(self, step: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Carry out what may refuse, so that only refusals and mistakes of configuration stop a call as such."""
@@ -250,31 +259,33 @@ class BudgetCallbackHandler(BaseCallbackHandler):
                 raise _broken(error) from error
             _log.exception("The budget handler failed, and a call was let through without a hold.")
 
-    def _opened(self, start: Start) -> None:
+    def _opened(self, start: Start, announced: object, sole: bool) -> None:
         run = start.run_id.int
         root = self._runs.root(self.engine, run, start.parent_run_id, start.metadata)
         try:
-            reservation = self._reserve(start, root)
+            reservation = self._reserve(start, root, sole)
         except BudgetExceeded:
             self._abandon()
             raise
-        opened = Opened(run, reservation, root, open_ticket(self.engine))
+        opened = Opened(run, reservation, root, open_ticket(self.engine), announced)
         if start.prompts > 1:
             opened.batch = join_batch(opened, start.prompts)
             # A refusal at the end of one prompt would lose the answers and the ends of the others.
             root.streamed |= root.id == run
-        self._runs.calls.put(run, opened)
+        other = self._runs.replace(opened)
+        if other is not None:
+            self._sweep(other)
         root.calls[run] = opened
         opened.watch(self._sweep)
         self._runs.follow(start.run_id, opened, self._collect)
 
-    def _reserve(self, start: Start, root: Root) -> Reservation:
+    def _reserve(self, start: Start, root: Root, sole: bool) -> Reservation:
+        """Reserve under the run's id, or without one where somebody uses that twice: each use is an attempt."""
         call = call_of(start, root)
-        try:
-            return root.reserve(self.engine, call)
-        except (AlreadyResolved, ReservationConflict):
-            # Somebody used a run id twice; each use is an attempt of its own.
-            return root.reserve(self.engine, replace(call, id=None))
+        if sole:
+            with suppress(AlreadyResolved, ReservationConflict):
+                return root.reserve(self.engine, call)
+        return root.reserve(self.engine, replace(call, id=None))
 
     def _abandon(self) -> None:
         """One prompt of a `generate` is refused, so those before it are not sent either."""

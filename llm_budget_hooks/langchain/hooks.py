@@ -2,6 +2,7 @@
 
 Both go through LangChain's configure hooks, which are asked whenever a run is configured. What starts models
 outside of LangChain's context is seen by `install` alone: raw threads, and executors that do not copy the context.
+A third hook gives the handler of a run to all that runs inside it, whatever ``callbacks`` that is given.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from contextvars import ContextVar
 from typing import cast
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 from llm_budget_hooks.engine import BudgetEngine
@@ -38,6 +40,16 @@ class _Surrounding:
         return None if scope is None else shared_handler(scope.engine)
 
 
+class _Inside:
+    """The handler of the run that the running code is in: ``callbacks=[]`` below it does not shake it off."""
+
+    def get(self) -> BaseCallbackHandler | None:
+        callbacks = (var_child_runnable_config.get() or _NOTHING).get("callbacks")
+        handlers = getattr(callbacks, "inheritable_handlers", ())
+        return next((handler for handler in handlers if isinstance(handler, BudgetCallbackHandler)), None)
+
+
+_NOTHING: RunnableConfig = {}
 _INSTALLED = _Installed()
 
 
@@ -82,7 +94,7 @@ def installed_handler(engine: BudgetEngine) -> BudgetCallbackHandler | None:
 
 
 def _register() -> None:
-    for hook in (_INSTALLED, _Surrounding()):
+    for hook in (_INSTALLED, _Surrounding(), _Inside()):
         register_configure_hook(cast("ContextVar[BaseCallbackHandler | None]", hook), inheritable=True)
 
 

@@ -38,12 +38,15 @@ class Opened:
         task: that runs it, if it is awaited and has not ended.
         life: ends when nothing refers to the run any more.
         batch: the prompts of the same `generate`; None if it is the only one.
+        announced: what LangChain hands to each handler at the start, the same object for all of them. While the call
+            is open, that tells a second handler from a second call which uses the same run id.
     """
 
     __slots__ = (
         "_ended",
         "_on_done",
         "_provisional",
+        "announced",
         "batch",
         "life",
         "reservation",
@@ -53,11 +56,12 @@ class Opened:
         "ticket",
     )
 
-    def __init__(self, run: int, reservation: Reservation, root: Root, ticket: Ticket) -> None:
+    def __init__(self, run: int, reservation: Reservation, root: Root, ticket: Ticket, announced: object) -> None:
         self.run = run
         self.reservation = reservation
         self.root = root
         self.ticket = ticket
+        self.announced: object = announced
         self.batch: Batch | None = None
         self.task: asyncio.Task[Any] | None = None
         self.life: ref[UUID] | None = None
@@ -79,6 +83,7 @@ class Opened:
                 return False
             self._provisional = True
             self._ended = final
+        self.announced = None
         self.ticket.close()
         if self.task is not None and self._on_done is not None:
             self.task.remove_done_callback(self._on_done)

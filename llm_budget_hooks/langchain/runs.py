@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -94,14 +95,17 @@ class Runs:
     Attributes:
         calls: the open calls by run, and those that were ended provisionally and may still report.
         ended: the runs of calls whose end was seen.
+        opening: the runs of calls that are being reserved, with what announced them.
         gone: the runs that nothing refers to any more, and whose calls may be open.
     """
 
     def __init__(self) -> None:
         self.calls: Bounded[int, Opened] = Bounded(_MAX_CALLS)
         self.ended: Bounded[int, bool] = Bounded(_MAX_ENDED)
+        self.opening: dict[int, object] = {}
         self.gone: deque[int] = deque(maxlen=_MAX_CALLS)
         self._roots: Bounded[int, Root] = Bounded(_MAX_RUNS)
+        self._replacing = threading.Lock()
 
     @classmethod
     def of(cls, engine: BudgetEngine) -> Runs:
@@ -123,14 +127,24 @@ class Runs:
             ConfigurationError: its metadata cannot be what was meant.
         """
         above = None if parent is None else parent.int
-        found = self._roots.get(run) or self._above(engine, above)
+        found = self._roots.get(run)
+        again = found is not None and found.ended and found.id == run
+        if again or found is None:
+            found = self._above(engine, above)
         if found is None:
-            found = _new_root(engine, run if above is None else above, metadata)
+            found = _new_root(engine, run if above is None else above, metadata, again=again)
             if above is not None:
                 self._roots.put(above, found)
             found.scope.start()
         self._roots.put(run, found)
         return found
+
+    def replace(self, opened: Opened) -> Opened | None:
+        """Put a call in as the one of its run; the one that was there, if any."""
+        with self._replacing:
+            before = self.calls.get(opened.run)
+            self.calls.put(opened.run, opened)
+        return before
 
     def follow(self, run_id: UUID, opened: Opened, collect: Callable[[], None]) -> None:
         """Take note when nothing refers to a run any more, since then nobody can report its end.
@@ -199,14 +213,15 @@ def _root_of_context(engine: BudgetEngine) -> Root | None:
     return here if here is not None and here.scope.engine is engine and not here.ended else None
 
 
-def _new_root(engine: BudgetEngine, id: int, metadata: Mapping[str, Any]) -> Root:
+def _new_root(engine: BudgetEngine, id: int, metadata: Mapping[str, Any], *, again: bool = False) -> Root:
+    named: str | None
     outer = current_utterance(engine)
     utterance = text_in(metadata, "utterance")
     tenant = _pinned(outer.tenant if outer else None, text_in(metadata, "tenant"))
     user = _pinned(outer.user if outer else None, text_in(metadata, "user"))
     feature = _pinned(outer.feature if outer else None, text_in(metadata, "feature"))
     if outer is None:
-        named: str | None = utterance or f"lc-{id:032x}"
+        named = utterance or (None if again else f"lc-{id:032x}")
     elif utterance is not None or (tenant, user, feature) != (outer.tenant, outer.user, outer.feature):
         named = utterance or outer.id
     else:

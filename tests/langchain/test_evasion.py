@@ -1,0 +1,129 @@
+"""What code inside a run could do to get a call past its budget, on purpose or not."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.callbacks import CallbackManager
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from runs_under_test import CALLS, OPEN, UTTERANCES, Engines, Models, budget, config, cost
+
+from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
+from llm_budget_hooks.testing import FakeProvider, Reply, ToolCall
+
+BARE: Any = {"callbacks": []}
+
+
+def _in_an_agents_tool(model: Any) -> Any:
+    @tool
+    def ask(what: str) -> str:
+        """Ask a model."""
+        return str(model.invoke(what, BARE).content)
+
+    agent = create_agent(model, [ask])
+    return lambda text: agent.invoke({"messages": [text]}, BARE)
+
+
+def _in_a_node(model: Any) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", lambda state: {"messages": [model.invoke(state["messages"], BARE)]})
+    graph.add_edge(START, "node")
+    compiled = graph.compile()
+    return lambda text: compiled.invoke({"messages": [text]})
+
+
+SHAKEN: dict[str, Any] = {
+    "model": lambda model: lambda text: model.invoke(text, BARE),
+    "manager": lambda model: lambda text: model.invoke(text, {"callbacks": CallbackManager([])}),
+    "stream": lambda model: lambda text: [*model.stream(text, BARE)],
+    "batch": lambda model: lambda text: model.batch([text], BARE),
+    "chain": lambda model: lambda text: RunnableLambda(lambda x: model.invoke(x)).invoke(text, BARE),
+    "bound": lambda model: model.with_config(callbacks=[]).invoke,
+    "node": _in_a_node,
+    "tool": _in_an_agents_tool,
+}
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("way", SHAKEN)
+def test_callbacks_given_inside_a_run_do_not_shake_its_handler_off(
+    way: str, awaited: bool, engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines({**CALLS, "limit": 2}, {**UTTERANCES, "limit": 10}, OPEN)
+    ask = SHAKEN[way](models())
+    chain, run = RunnableLambda(lambda text: [ask(text) for _ in range(4)]), config(BudgetCallbackHandler(engine))
+    if way == "tool":
+        provider.next_replies(*[Reply(tool_calls=(ToolCall("ask", {"what": "x"}),))] * 4)
+    with pytest.raises(BudgetRefused):
+        asyncio.run(chain.ainvoke("hi", run)) if awaited else chain.invoke("hi", run)
+    assert provider.count == budget(engine, "calls").spent == 2
+    assert budget(engine, "utterances").spent == 1
+    assert not budget(engine, "open").reserved
+
+
+def test_awaited_calls_do_not_shake_it_off_either(engines: Engines, models: Models, provider: FakeProvider) -> None:
+    engine, model = engines({**CALLS, "limit": 2}), models()
+
+    async def work(text: str) -> Any:
+        return [await model.ainvoke(text, BARE) for _ in range(4)]
+
+    with pytest.raises(BudgetRefused):
+        asyncio.run(RunnableLambda(work).ainvoke("hi", config(BudgetCallbackHandler(engine))))
+    assert provider.count == 2
+
+
+def test_code_beside_a_stream_is_not_the_streams(engines: Engines, models: Models, provider: FakeProvider) -> None:
+    engine, model = engines({**CALLS, "limit": 10}), models()
+    for _ in (RunnableLambda(lambda x: x) | model).stream("hi", config(BudgetCallbackHandler(engine))):
+        model.invoke("beside")
+        break
+    assert provider.count == 2
+    assert budget(engine, "calls").spent == 1
+
+
+@pytest.mark.parametrize("handlers", [1, 2])
+def test_a_run_id_that_is_used_again_is_a_call_of_its_own(
+    handlers: int, engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine, model, id = engines({**CALLS, "limit": 3}, OPEN), models(), uuid4()
+    run = {
+        **config(BudgetCallbackHandler(engine)),
+        "callbacks": [BudgetCallbackHandler(engine) for _ in range(handlers)],
+    }
+    chain = RunnableLambda(lambda text: [model.invoke(text, {"run_id": id}) for _ in range(5)])
+    with pytest.raises(BudgetRefused):
+        chain.invoke("hi", run)
+    assert provider.count == budget(engine, "calls").spent == 3
+    assert budget(engine, "spend").spent == 3 * cost(100, 20)
+    assert not budget(engine, "open").reserved
+
+
+def test_a_roots_run_id_that_is_used_again_is_an_utterance_of_its_own(
+    engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine, model, id = engines({**UTTERANCES, "limit": 2}), models(), uuid4()
+    for chain in (model, RunnableLambda(lambda x: x) | model):
+        chain.invoke("hi", {**config(BudgetCallbackHandler(engine)), "run_id": id})
+    assert budget(engine, "utterances").spent == 2
+    with pytest.raises(BudgetRefused):
+        model.invoke("hi", {**config(BudgetCallbackHandler(engine)), "run_id": id})
+    assert provider.count == 2
+
+
+def test_a_run_id_in_use_twice_at_once_is_two_calls(engines: Engines, models: Models, provider: FakeProvider) -> None:
+    provider.latency_s = 0.2
+    engine, model, id = engines({**CALLS, "limit": 3}, OPEN), models(), uuid4()
+    run = config(BudgetCallbackHandler(engine))
+    with ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(model.invoke, "hi", {**run, "run_id": id}) for _ in range(5)]
+    assert sum(isinstance(each.exception(), BudgetRefused) for each in asked) == 2
+    assert provider.count == budget(engine, "calls").spent == 3
+    assert budget(engine, "spend").spent >= 3 * cost(100, 20)
+    assert not budget(engine, "open").reserved
