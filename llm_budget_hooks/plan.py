@@ -176,10 +176,12 @@ class Planner:
             (nusd, tokens), basis = actual, "actual"
         amounts = self._amounts(call, compiled, price, nusd, tokens, actual, guess)
         id = call.id if call.id is not None else IDS.next()
-        note = call.model
+        key = call.model if price is None else price.model
+        note = call.model if key == call.model else f"{call.model}\n{key}"
         if self.terms.outbox_max:
+            source = "amount" if actual else basis
             note = run_facts(
-                tenant, user, call.utterance, call.feature, call.step, call.model, nusd, "amount" if actual else basis
+                tenant, user, call.utterance, call.feature, call.step, call.model, nusd, source, key
             )
         command = Reserve(
             hold_key(id), _MADE_UP if call.id is None else _content(call, tenant, user), compiled.shape,

@@ -220,7 +220,7 @@ class Operations(Answers):
         _log.info("A settle or release is kept until the store answers again: %s", error)
 
     def _remembered(self, id: str) -> Steps[tuple[str | None, int | None]]:
-        """Model and estimate of a hold that is known by its id alone."""
+        """The name of the price, and the estimate, of a hold that is known by its id alone."""
         try:
             found: OrphanList = yield Orphans(self._planner.terms, id=hold_key(id), now_ms=self._given_ms())
         except StoreUnavailable:
@@ -228,8 +228,9 @@ class Operations(Answers):
         if not found.holds:
             return None, None
         hold = found.holds[0][1]
-        model, estimate = note_of(hold.note)
-        return model or None, estimate if estimate is not None else money_of(hold)
+        model, estimate, key = note_of(hold.note)
+        known = key if self._planner.price(key) is not None else model
+        return known or None, estimate if estimate is not None else money_of(hold)
 
     def _cost(self, usage: Usage, served: str | None, asked: str | None, tier: str | None) -> int | None:
         """The price of a usage: as the model that served, else as the one asked for; None without a price."""

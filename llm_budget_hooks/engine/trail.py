@@ -131,12 +131,13 @@ def unique() -> str:
     return os.urandom(10).hex()
 
 
-def note_of(note: str) -> tuple[str, int | None]:
-    """The model in a hold's note, and the estimate if it has one."""
+def note_of(note: str) -> tuple[str, int | None, str]:
+    """The model in a hold's note, the estimate if it has one, and the name under which its price was found."""
     if note.startswith("["):
         facts = json.loads(note)
-        return str(facts[5]), int(facts[6])
-    return note, None
+        return str(facts[5]), int(facts[6]), str(facts[8] if len(facts) > 8 else facts[5])
+    model, _, key = note.partition("\n")
+    return model, None, key or model
 
 
 def refusal_text(call: Call, error: BudgetExceeded, count: int) -> str:

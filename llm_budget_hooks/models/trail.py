@@ -226,9 +226,15 @@ def run_facts(
     model: str,
     estimate_nusd: int,
     basis: str,
+    priced_as: str | None = None,
 ) -> str:
-    """The facts of a hold, made when it is planned: who, for what, how much, and from where the estimate came."""
-    return _encode((tenant, user, utterance, feature, step, model, estimate_nusd, basis))
+    """The facts of a hold, made when it is planned: who, for what, how much, and from where the estimate came.
+
+    Last, where it is another than the model's, is the name under which its price was found.
+    """
+    if priced_as is None or priced_as == model:
+        return _encode((tenant, user, utterance, feature, step, model, estimate_nusd, basis))
+    return _encode((tenant, user, utterance, feature, step, model, estimate_nusd, basis, priced_as))
 
 
 def run_actual(
@@ -318,7 +324,7 @@ def _other(entry: Entry) -> Row:
 
 def _run(entry: Entry) -> Run:
     facts, actual = json.loads(entry.facts), json.loads(entry.actual) if entry.actual else (None, None, True, ())
-    tenant, user, utterance, feature, step, model, estimate, basis = facts
+    tenant, user, utterance, feature, step, model, estimate, basis = facts[:8]
     served, known, exact, flags, *counts = actual
     cost = _cost(entry.kind, estimate, known)
     before = estimate if entry.was in _PROVISIONAL_CHARGE else 0
