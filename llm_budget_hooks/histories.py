@@ -110,9 +110,11 @@ class Histories:
             return None
         if now_ms >= known.until_ms:
             since = max(now_ms - HISTORY_MS, self._forgotten.get(step, 0))
-            runs = [run for run in known.runs if run[0] > since]
+            runs: Sequence[tuple[int, int]] = known.runs
+            if runs and min(runs)[0] <= since:
+                runs = [run for run in runs if run[0] > since]
             known.p90 = p90([value for _, value in runs])
-            known.until_ms = runs[0][0] + HISTORY_MS if runs else 2**53
+            known.until_ms = min(runs)[0] + HISTORY_MS if runs else 2**53
         return known.p90
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 from time import time
 from typing import Final, Literal, Protocol, Self, TypeVar
@@ -96,6 +96,7 @@ class Price:
         changes: what it costs from some instants on, in ms since the epoch, in their order.
         off_peak: when it costs less, and what; None if it always costs the same.
         searches_once: a call that searched pays for one search, however many it made.
+        is_free: nothing that this model does costs anything.
     """
 
     model: str
@@ -115,6 +116,7 @@ class Price:
     changes: tuple[tuple[int, Price], ...] = ()
     off_peak: tuple[Hours, Price] | None = None
     searches_once: bool = False
+    is_free: bool = field(init=False, compare=False)
 
     @classmethod
     def of(
@@ -151,12 +153,11 @@ class Price:
             {name: ceilings(own[""], table) for name, table in tiers.items()}, loose,
         )  # fmt: skip
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nothing that this model does costs anything."""
+    def __post_init__(self) -> None:
         tables = (self._standard, *self._tiers.values())
-        dearer = any(changed for _, changed in self.changes if not changed.is_free)
-        return not (any(self._units) or dearer or any(any(rates) for table in tables for _, rates in table))
+        dearer = any(not changed.is_free for _, changed in self.changes)
+        costs = any(self._units) or dearer or any(any(rates) for table in tables for _, rates in table)
+        object.__setattr__(self, "is_free", not costs)
 
     def at(self, ms: int) -> Price:
         """What it costs at an instant.
