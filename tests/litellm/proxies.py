@@ -22,7 +22,7 @@ import openai
 from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.testing import FakeProvider
 
-START_S = 90.0
+START_S = 90
 README = Path(__file__).parents[2] / "README.md"
 # Stands for the proxy's database of keys: "sk-red-alice" is alice of the team red.
 AUTH = """
@@ -83,6 +83,7 @@ def running(
     command = [
         sys.executable, "-m", "litellm.proxy.proxy_cli", "--config", str(place / "config.yaml"),
         "--host", "127.0.0.1", "--port", str(port), "--num_workers", str(workers),
+        "--timeout_worker_healthcheck", str(START_S),  # a worker that imports on a busy machine is not taken for dead
     ]  # fmt: skip
     with (place / "proxy.log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **told}, cwd=place, stdout=log, stderr=log)
