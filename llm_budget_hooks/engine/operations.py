@@ -115,7 +115,7 @@ class Operations(Answers):
         if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
-        if call.id is None and self._begins(call, scope):
+        if (call.id is None or scope is not None) and self._begins(call, scope):
             yield from self._expect_first(call)
         try:
             plan, answer = yield from self._planned(call, Mode.HOLD)

@@ -69,6 +69,25 @@ def test_a_plan_is_checked_inside_an_explicit_scope_too(
     assert provider.count == 0
 
 
+@pytest.mark.parametrize("plan", [None, ["node"] * 3])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_what_answers_have_cost_is_held_against_the_ceiling_before_any_model(
+    awaited: bool, plan: list[str] | None, engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines({**ANSWER, "limit": "$0.0002"})
+    graph, run = graph_of(models(), calls=3), config(BudgetCallbackHandler(engine), plan=plan)
+    for _ in range(5):
+        graph.invoke({"messages": ["hi"]}, config(BudgetCallbackHandler(engine)))
+    engine.override("answer", "$0.00007", tenant="acme", by="tests", reason="a test")
+    with pytest.raises(BudgetRefused) as refused:
+        asyncio.run(graph.ainvoke({"messages": ["hi"]}, run)) if awaited else graph.invoke({"messages": ["hi"]}, run)
+    assert refused.value.code == "answer_estimate"
+    assert provider.count == 15
+    engine.override("answer", "$0.0002", tenant="acme", by="tests", reason="a test")
+    graph.invoke({"messages": ["hi"]}, run)
+    assert provider.count == 18
+
+
 def test_the_running_check_stops_an_answer_in_the_middle(
     engines: Engines, models: Models, provider: FakeProvider
 ) -> None:
