@@ -14,7 +14,6 @@ from typing import Any, Final, Self
 
 import httpx
 from litellm.exceptions import APIConnectionError, Timeout
-from pydantic import BaseModel
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import Ticket, claim, unclaim
@@ -200,25 +199,9 @@ class Attempt:
 
     def answered(self, response: Any) -> Ending:
         """How it ended with this answer."""
-        usage = usage_of(_read_out(response))
+        usage = usage_of(response)
         cost = cost_of(self.kind, self.call, response, self.engine.prices)
         return Ending(usage=usage, cost=cost, model=served_model(response))
-
-
-def _read_out(answer: Any) -> Any:
-    """An answer and its usage as mappings: a field that a pydantic object lacks takes a microsecond to be missed."""
-    if not isinstance(answer, BaseModel):
-        return answer
-    read = _fields(answer)
-    usage = read.get("usage")
-    if isinstance(usage, BaseModel):
-        counts = _fields(usage).items()
-        read["usage"] = {name: _fields(count) if isinstance(count, BaseModel) else count for name, count in counts}
-    return read
-
-
-def _fields(value: BaseModel) -> dict[str, Any]:
-    return {**value.__dict__, **(value.__pydantic_extra__ or {})}
 
 
 def ended_by(error: BaseException) -> Ending:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from llm_budget_hooks.models import Usage
 from llm_budget_hooks.usage import shapes
 from llm_budget_hooks.usage.fields import Counts, field, first
+from llm_budget_hooks.usage.quick import opened, quick
 from llm_budget_hooks.usage.shapes import Said
 
 Reader = Callable[[Said], Usage | None]
 
 _PROVIDERS: Final = {"x-ai": "xai", "x_ai": "xai"}
 _INSIDE: Final = ("message", "response", "x_groq", "chunk")
+_ANSWERS: Final = ("message", "response")
 _DETAILS: Final = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
 _GEMINI: Final = ("promptTokenCount", "prompt_token_count", "totalTokenCount", "total_token_count")
 _BEDROCK: Final = ("inputTokens", "inputTokenCount", "outputTokens", "outputTokenCount", "inputTextTokenCount")
@@ -33,11 +37,24 @@ def usage_from(answer: Any, provider: str | None = None, *, partial: bool = Fals
     """
     if answer is None or isinstance(answer, str | bytes | int):
         return None
+    answer = opened(answer)
+    return quick(answer, provider) or _at_length(answer, provider, partial=partial)
+
+
+def _at_length(answer: Any, provider: str | None, *, partial: bool) -> Usage | None:
+    """Same as `usage_from`, by all that is known of all shapes."""
     found = _found(answer, 0)
     if found is None:
         return None
     usage, place, read = found
-    return read(Said(usage, place, _PROVIDERS.get(provider or "", provider), Counts(partial=partial)))
+    return read(Said(_all_opened(usage), place, _PROVIDERS.get(provider or "", provider), Counts(partial=partial)))
+
+
+def _all_opened(usage: Any) -> Any:
+    """A usage and its details as mappings."""
+    if not isinstance(usage, BaseModel):
+        return usage
+    return {name: opened(value) for name, value in opened(usage).items()}
 
 
 def _found(answer: Any, depth: int) -> tuple[Any, Any, Reader] | None:
@@ -47,7 +64,7 @@ def _found(answer: Any, depth: int) -> tuple[Any, Any, Reader] | None:
         if first(metadata, *_GEMINI) is not None:
             return metadata, answer, shapes.gemini
         return metadata, field(answer, "response_metadata"), shapes.langchain
-    usage = first(answer, "usage", "amazon-bedrock-invocationMetrics")
+    usage = opened(first(answer, "usage", "amazon-bedrock-invocationMetrics"))
     if usage is not None and not isinstance(usage, str | int):
         billed = field(usage, "billed_units")
         return (usage if billed is None else billed), answer, _shape(usage) or shapes.plain
@@ -102,12 +119,15 @@ def _of_inputs(usage: Any) -> Reader:
 
 def served_model(answer: Any) -> str | None:
     """The model that an answer says has served."""
-    for value in (
-        first(answer, "model", "modelVersion", "model_version"),
-        field(field(answer, "response_metadata"), "model_name"),
-        field(field(answer, "message"), "model"),
-        field(field(answer, "response"), "model"),
-    ):
-        if isinstance(value, str) and value.strip():
-            return value
-    return None
+    answer = opened(answer)
+    found = _name(first(answer, "model", "modelVersion", "model_version"))
+    if found is None:
+        found = _name(field(opened(field(answer, "response_metadata")), "model_name"))
+    for place in _ANSWERS:
+        if found is None:
+            found = _name(field(opened(field(answer, place)), "model"))
+    return found
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None

@@ -1,0 +1,137 @@
+"""The quick way of reading a usage: for the shapes that nearly all answers have, with the counts that nearly all have.
+
+It gives exactly what the long way gives, or says that it cannot: it takes an answer only if it knows every name in it
+whose value could change the result. Whoever teaches the long way a new name need not change anything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from llm_budget_hooks.models import Usage
+from llm_budget_hooks.models.calls import MAX_TOKENS
+from llm_budget_hooks.usage.fields import field, items, tier_of
+
+_ELSEWHERE: Final = frozenset({"data", "output"})
+"""Where an answer with a chat's usage may have images and searches that are billed beside it."""
+_CHAT: Final = frozenset(
+    {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details"}
+)
+_CHAT_ZEROS: Final = frozenset(
+    {"cache_creation_input_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "server_tool_use"}
+)
+_METADATA: Final = frozenset(
+    {"input_tokens", "output_tokens", "total_tokens", "input_token_details", "output_token_details"}
+)
+_INPUT_ZEROS: Final = frozenset({"audio", "image", "cache_creation"})
+_OUTPUT_ZEROS: Final = frozenset({"audio", "image"})
+_UNREAD: Final = frozenset(
+    {"text_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "video_tokens", "initial_prompt_tokens"}
+)
+"""Details of OpenAI's and LiteLLM's that the long way does not read."""
+_MORE_ZEROS: Final = frozenset(
+    {"audio_tokens", "image_tokens", "cache_write_tokens", "cache_creation_tokens", "web_search_requests"}
+)
+_FACTS: Final = frozenset(
+    {
+        "finish_reason", "model_name", "model_provider", "system_fingerprint", "id", "service_tier", "logprobs",
+        "token_usage", "created",
+    }
+)  # fmt: skip
+
+
+def opened(value: Any) -> Any:
+    """A pydantic object as the mapping of its fields: one that it lacks takes a microsecond to be missed."""
+    if not isinstance(value, BaseModel):
+        return value
+    extra = value.__pydantic_extra__
+    return {**value.__dict__, **extra} if extra else value.__dict__
+
+
+def quick(answer: Any, provider: str | None) -> Usage | None:
+    """The usage of an ordinary chat or of LangChain's ``usage_metadata``; None if only the long way can tell.
+
+    Args:
+        answer: an answer as a mapping.
+        provider: who answered.
+    """
+    if type(answer) is not dict or answer.get("usageMetadata") is not None:
+        return None
+    metadata = answer.get("usage_metadata")
+    if metadata is not None:
+        return _langchain(metadata, answer.get("response_metadata"))
+    usage = opened(answer.get("usage"))
+    if type(usage) is not dict or provider is not None or not _ELSEWHERE.isdisjoint(answer):
+        return None
+    if any(_cites(choice) for choice in items(answer.get("choices"))):
+        return None
+    return _chat(usage, answer.get("service_tier"))
+
+
+def _chat(usage: dict[str, Any], tier: Any) -> Usage | None:
+    if not usage.keys() <= _CHAT and any(
+        name not in _CHAT and (name not in _CHAT_ZEROS or not _is_nothing(value)) for name, value in usage.items()
+    ):
+        return None
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    cached = _detail(usage.get("prompt_tokens_details"), "cached_tokens", _MORE_ZEROS)
+    reasoning = _detail(usage.get("completion_tokens_details"), "reasoning_tokens", _MORE_ZEROS)
+    made = _made(prompt, cached, output, reasoning, tier)
+    return None if made is not None and reasoning and usage.get("total_tokens") != made.total_tokens else made
+
+
+def _langchain(metadata: Any, facts: Any) -> Usage | None:
+    if type(metadata) is not dict or not metadata.keys() <= _METADATA:
+        return None
+    if facts and (type(facts) is not dict or not facts.keys() <= _FACTS):
+        return None
+    cached = _detail(metadata.get("input_token_details"), "cache_read", _INPUT_ZEROS)
+    reasoning = _detail(metadata.get("output_token_details"), "reasoning", _OUTPUT_ZEROS)
+    tier = facts.get("service_tier") if facts else None
+    return _made(metadata.get("input_tokens"), cached, metadata.get("output_tokens"), reasoning, tier)
+
+
+def _detail(details: Any, named: str, zeros: frozenset[str]) -> Any:
+    """A count of the details, 0 without one; None if they say more."""
+    if details is None:
+        return 0
+    found: Any = 0
+    read = opened(details)
+    if type(read) is not dict:
+        return None
+    for name, value in read.items():
+        if name == named:
+            found = 0 if value is None else value
+        elif name not in _UNREAD and not (name in zeros and _is_nothing(value)):
+            return None
+    return found
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (type(value) is int and value == 0)
+
+
+def _made(prompt: Any, cached: Any, output: Any, reasoning: Any, tier: Any) -> Usage | None:
+    """The usage of counts that are all as they should be."""
+    if not (type(prompt) is type(cached) is type(output) is type(reasoning) is int):
+        return None
+    if not (0 <= cached <= prompt <= MAX_TOKENS and 0 <= reasoning <= output <= MAX_TOKENS and prompt + output):
+        return None
+    return Usage(
+        input_tokens=prompt,
+        cached_input_tokens=cached,
+        output_tokens=output,
+        reasoning_tokens=reasoning,
+        service_tier=tier_of(tier),
+    )
+
+
+def _cites(choice: Any) -> bool:
+    """Whether the answer of a choice has marks, which may be those of a web search."""
+    message = opened(field(opened(choice), "message"))
+    if message is None:
+        return False
+    return not isinstance(message, Mapping) or message.get("annotations") is not None
