@@ -9,12 +9,16 @@ from uuid import uuid4
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.callbacks import CallbackManager
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import BaseModel
 from runs_under_test import CALLS, OPEN, UTTERANCES, Engines, Models, budget, config, cost
 
+from llm_budget_hooks import BudgetExceeded
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
 from llm_budget_hooks.testing import FakeProvider, Reply, ToolCall
 
@@ -126,4 +130,96 @@ def test_a_run_id_in_use_twice_at_once_is_two_calls(engines: Engines, models: Mo
     assert sum(isinstance(each.exception(), BudgetRefused) for each in asked) == 2
     assert provider.count == budget(engine, "calls").spent == 3
     assert budget(engine, "spend").spent >= 3 * cost(100, 20)
+    assert not budget(engine, "open").reserved
+
+
+class Verdict(BaseModel):
+    """What an agent is asked for, and never gives."""
+
+    right: bool
+
+
+def _workflow(model: Any) -> Any:
+    @task
+    def ask(text: str) -> Any:
+        return model.invoke(text).content
+
+    @entrypoint()
+    def workflow(text: str) -> Any:
+        return [asked.result() for asked in [ask(text) for _ in range(6)]]
+
+    return workflow
+
+
+def _awaited_workflow(model: Any) -> Any:
+    @task
+    async def ask(text: str) -> Any:
+        return (await model.ainvoke(text)).content
+
+    @entrypoint()
+    async def workflow(text: str) -> Any:
+        return await asyncio.gather(*[ask(text) for _ in range(6)])
+
+    return workflow
+
+
+def _asking(model: Any) -> Any:
+    return RunnableLambda(lambda text: [model.invoke(text) for _ in range(6)])
+
+
+def _never_right(model: Any) -> Any:
+    return RunnableLambda(lambda text: {"messages": [text]}) | create_agent(
+        model, [], response_format=ToolStrategy(Verdict)
+    )
+
+
+STUBBORN: dict[str, Any] = {
+    "workflow": lambda models: _workflow(models()),
+    "awaited_workflow": lambda models: _awaited_workflow(models()),
+    "structured_output": lambda models: _never_right(models()),
+    "retry_on_refusal": lambda models: _asking(models().with_retry(retry_if_exception_type=(BudgetExceeded,))),
+    "fallback_on_all": lambda models: _asking(
+        models().with_fallbacks([models(model="gpt-4o")], exceptions_to_handle=(BaseException,))
+    ),
+    "each": lambda models: RunnableLambda(lambda text: [text] * 6) | models().map(),
+}
+
+
+@pytest.mark.parametrize("way", STUBBORN)
+def test_what_goes_on_asking_is_stopped(way: str, engines: Engines, models: Models, provider: FakeProvider) -> None:
+    engine = engines({**CALLS, "limit": 3}, {**UTTERANCES, "limit": 10}, OPEN)
+    runnable, run = STUBBORN[way](models), config(BudgetCallbackHandler(engine))
+    if way == "structured_output":
+        provider.next_replies(*[Reply(tool_calls=(ToolCall("Verdict", {"wrong": "x"}),))] * 3)
+    with pytest.raises(BudgetRefused):
+        asyncio.run(runnable.ainvoke("hi", run)) if way == "awaited_workflow" else runnable.invoke("hi", run)
+    assert provider.count == budget(engine, "calls").spent == 3
+    assert budget(engine, "utterances").spent == 1
+    assert not budget(engine, "open").reserved
+
+
+def test_a_task_that_outlives_its_root_is_still_capped(
+    engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine, model, left = engines({**CALLS, "limit": 3}, OPEN), models(), []
+
+    async def later(over: asyncio.Event) -> None:
+        await over.wait()
+        for _ in range(6):
+            await model.ainvoke("later", BARE)
+
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def work(text: str) -> Any:
+            left.append(asyncio.create_task(later(over)))
+            return await model.ainvoke(text)
+
+        await RunnableLambda(work).ainvoke("hi", config(BudgetCallbackHandler(engine)))
+        over.set()
+        with pytest.raises(BudgetRefused):
+            await left[0]
+
+    asyncio.run(main())
+    assert provider.count == budget(engine, "calls").spent == 3
     assert not budget(engine, "open").reserved
