@@ -13,6 +13,7 @@ from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetError
 from llm_budget_hooks.litellm.calls import call_of
 from llm_budget_hooks.litellm.entry import engine_in_charge, install
+from llm_budget_hooks.litellm.media import cost_of_hit
 from llm_budget_hooks.litellm.renewal import expect
 from llm_budget_hooks.litellm.tokens import warm
 
@@ -64,11 +65,13 @@ class BudgetCallback(CustomLogger):
         start_time: Any,  # noqa: ARG002 - passed by keyword
         end_time: Any,  # noqa: ARG002 - passed by keyword
     ) -> None:
-        """Record an answer from LiteLLM's cache, which costs nothing."""
+        """Record an answer from LiteLLM's cache, which costs nothing but what guardrails cost."""
         if not self._is_hit(kwargs):
             return
         try:
-            self.budget_engine.charge(call_of(self.budget_engine, *_asked(kwargs)), cost=0, force=True)
+            self.budget_engine.charge(
+                call_of(self.budget_engine, *_asked(kwargs)), cost=cost_of_hit(kwargs), force=True
+            )
         except BudgetError as error:
             _log.warning("An answer from the cache was not recorded: %s", type(error).__name__)
 
@@ -83,7 +86,9 @@ class BudgetCallback(CustomLogger):
         if not self._is_hit(kwargs):
             return
         try:
-            await self.budget_engine.acharge(call_of(self.budget_engine, *_asked(kwargs)), cost=0, force=True)
+            await self.budget_engine.acharge(
+                call_of(self.budget_engine, *_asked(kwargs)), cost=cost_of_hit(kwargs), force=True
+            )
         except BudgetError as error:
             _log.warning("An answer from the cache was not recorded: %s", type(error).__name__)
 

@@ -84,6 +84,14 @@ def dollars(cost: Any) -> Decimal | None:
     return Decimal(f"{cost:.12f}").quantize(_NANO, ROUND_UP)
 
 
+def cost_of_hit(kwargs: Mapping[str, Any]) -> Decimal:
+    """What an answer from LiteLLM's cache cost, by its event: nothing but what LiteLLM adds for guardrails."""
+    logged = kwargs.get("standard_logging_object")
+    breakdown = logged.get("cost_breakdown") if isinstance(logged, Mapping) else None
+    found = breakdown.get("guardrail_cost") if isinstance(breakdown, Mapping) else None
+    return dollars(found) or Decimal(0)
+
+
 def _names(kind: str, model: str, asked: Mapping[str, Any]) -> list[str]:
     """The names under which LiteLLM may list a model: images have one for each quality and size."""
     if kind not in _IMAGES:

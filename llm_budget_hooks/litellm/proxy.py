@@ -27,7 +27,7 @@ from llm_budget_hooks.errors import BudgetError, BudgetExceeded
 from llm_budget_hooks.litellm.attempts import Attempt, Ending
 from llm_budget_hooks.litellm.callback import BudgetCallback
 from llm_budget_hooks.litellm.calls import PROXY_REQUEST, ProxyRequest, call_of
-from llm_budget_hooks.litellm.media import dollars
+from llm_budget_hooks.litellm.media import cost_of_hit, dollars
 from llm_budget_hooks.litellm.usage import served_model, usage_of
 from llm_budget_hooks.models import Call
 
@@ -215,7 +215,7 @@ def _attempt_of(engine: BudgetEngine, hold: Reservation) -> Attempt:
 
 def _passed_ending(kwargs: Mapping[str, Any], response: Any) -> Ending:
     if kwargs.get("cache_hit") is True:
-        return Ending(cost=Decimal(0))
+        return Ending(cost=cost_of_hit(kwargs))
     usage = usage_of(response)
     return Ending(usage=usage, cost=dollars(kwargs.get("response_cost")), model=served_model(response))
 

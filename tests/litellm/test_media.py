@@ -138,6 +138,35 @@ def cached() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("awaited", [False, True])
+def test_b087_what_a_guardrail_cost_is_booked_for_an_answer_from_the_cache_too(
+    provider: FakeProvider, capped: MakeEngine, awaited: bool
+) -> None:
+    engine = capped({"scope": "global", "limit": "$50", "window": "day", "name": "dollars"})
+    checked = {"standard_logging_guardrail_information": [{"guardrail_name": "pii", "guardrail_cost": 0.0001}]}
+    wanted = (Decimal("0.0000243") + Decimal("0.0001"), 0)
+
+    async def booked() -> None:
+        """LiteLLM tells of a hit when it is answered already."""
+        for _ in range(200):
+            if balance(engine) == wanted:
+                break
+            await asyncio.sleep(0.05)
+
+    async def ask() -> None:
+        await litellm.acompletion(**at(provider), metadata=checked)
+        await booked()
+
+    litellm.completion(**at(provider))
+    if awaited:
+        asyncio.run(ask())
+    else:
+        litellm.completion(**at(provider), metadata=checked)
+        asyncio.run(booked())
+    assert (balance(engine), provider.count) == (wanted, 1)
+
+
+@pytest.mark.usefixtures("cached")
 def test_an_answer_from_the_cache_costs_nothing(provider: FakeProvider, capped: MakeEngine) -> None:
     engine = capped({"scope": "global", "limit": "$50", "window": "day", "name": "dollars"})
 
