@@ -12,7 +12,9 @@ import pytest
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, Policy, Usage
 from llm_budget_hooks.presets import PRESETS, preset_text
+from llm_budget_hooks.transitions import Settings, SettingsNow
 
+MODELS = ("gpt-4o-mini", "gpt-4o")
 NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 
 
@@ -41,9 +43,9 @@ class Opened:
         self.engines: list[BudgetEngine] = []
         self._url, self._clock = url, clock
 
-    def __call__(self, name: str, **options: Any) -> BudgetEngine:
+    def __call__(self, name: str, *, on_alert: Any = None, **options: Any) -> BudgetEngine:
         policy = Policy.preset(name, **options).model_copy(update={"store_timeout": timedelta(seconds=10)})
-        self.engines.append(BudgetEngine.open(self._url, policy=policy, clock=self._clock))
+        self.engines.append(BudgetEngine.open(self._url, policy=policy, clock=self._clock, on_alert=on_alert))
         return self.engines[-1]
 
 
@@ -241,3 +243,124 @@ def test_daily_tokens_names_the_rate_where_both_deny(opened: Opened) -> None:
     assert refused is not None
     assert (refused.budget, refused.failed) == ("user-calls", ("user-calls", "user-tokens"))
     assert refused.retry_after == 12 * 3600
+
+
+def ask(engine: BudgetEngine, user: str = "u1", tenant: str = "acme") -> None:
+    """A question that no model has to answer."""
+    with engine.utterance(tenant=tenant, user=user, feature="ask"):
+        pass
+
+
+def refused_question(engine: BudgetEngine, user: str = "u1") -> BudgetExceeded:
+    with pytest.raises(BudgetExceeded) as caught:
+        ask(engine, user)
+    return caught.value
+
+
+def spent(engine: BudgetEngine, budget: str) -> Any:
+    return {line.budget: line.spent for line in engine.status(tenant="acme", user="u1")}[budget]
+
+
+def test_pact_counts_500_questions_a_day_though_no_model_answers(opened: Opened, clock: FrozenTime) -> None:
+    engine = opened("pact")
+    for number in range(500):
+        ask(engine, user=f"u{number // 25}")
+    assert (spent(engine, "ask-questions"), spent(engine, "tenant-calls")) == (500, 0)
+    refused = refused_question(engine, "u99")
+    assert (refused.budget, refused.stage, refused.retry_after) == ("ask-questions", "start", 24 * 3600)
+    with engine.utterance(tenant="acme", user="u99", feature="chat"):
+        paid(engine, "0.01", user="u99")
+    clock.pass_by(hours=24)
+    ask(engine)
+    assert spent(engine, "ask-questions") == 1
+
+
+def test_pact_lets_a_person_ask_30_times_a_minute(opened: Opened, clock: FrozenTime) -> None:
+    engine = opened("pact")
+    for _ in range(30):
+        ask(engine)
+    refused = refused_question(engine)
+    assert (refused.budget, refused.retry_after) == ("ask-per-person", 60)
+    ask(engine, user="u2")
+    clock.pass_by(seconds=60)
+    ask(engine)
+
+
+def test_pact_gives_a_tenant_another_number_which_its_own_administrator_cannot_change(opened: Opened) -> None:
+    engine = opened("pact")
+    with pytest.raises(ConfigurationError, match="only an operator"):
+        engine.override("ask-questions", 9_000, tenant="acme", by="their-admin", role="admin")
+    assert engine.override("ask-questions", 2, tenant="acme", by="ops")
+    assert engine.override("ask-per-person", 1, tenant="acme", by="their-admin", role="admin")
+    ask(engine)
+    assert refused_question(engine).budget == "ask-per-person"
+    ask(engine, user="u2")
+    assert refused_question(engine, "u3").budget == "ask-questions"
+    for _ in range(3):
+        ask(engine, tenant="other")
+
+
+def test_pact_ignores_a_stored_number_that_is_none_and_shows_it_as_such(opened: Opened) -> None:
+    engine = opened("pact")
+    engine.override("ask-per-person", 1, tenant="acme")
+    (name,) = [n for n in engine.run(stored()) if n.startswith("limit")]
+    for text in ('{"limit":-5}', '{"limit":1e300}', '{"limit":"many"}', "no json"):
+        engine.run(stored((name, text)))
+        ask(engine)
+        ask(engine)
+        (shown,) = engine.overrides()
+        assert (shown.budget, shown.limit) == ("ask-per-person", None)
+        assert {line.budget: line.limit for line in engine.status(tenant="acme", user="u1")}["ask-per-person"] == 30
+
+
+def stored(*changes: tuple[str, str | None]) -> Any:
+    """Steps that write texts beside the engine's back, as some other program may."""
+    now: SettingsNow = yield Settings(now_ms=None)
+    if changes:
+        now = yield Settings(changes, now.revision, None)
+    return now.texts
+
+
+def test_pact_alerts_once_at_four_fifths_of_the_month(opened: Opened) -> None:
+    alerts: list[Any] = []
+    engine = opened("pact", on_alert=alerts.append)
+    for _ in range(4):
+        paid(engine, "4.50")
+    assert [(a["budget"], a["threshold"], a["spent"], a["tenant"]) for a in alerts] == [
+        ("tenant-month", 0.8, 18 * 10**9, "acme")
+    ]
+
+
+def test_pact_stops_a_killed_tenant_in_its_answers_and_its_questions(opened: Opened) -> None:
+    engine = opened("pact")
+    engine.kill("acme", reason="a loop", by="ops")
+    assert refusal(engine, "0").code == refused_question(engine).code == "killed"
+    engine.revive("acme", by="ops")
+    ask(engine)
+    paid(engine, "0.01")
+
+
+@pytest.mark.parametrize(("cutoff", "passes"), [("hard", ()), ("soft", MODELS[:1]), ("warn", MODELS)])
+def test_zeno_with_each_cutoff(engine_url: str, clock: FrozenTime, cutoff: str, passes: tuple[str, ...]) -> None:
+    values = {**Policy.preset("zeno").model_dump(), "cutoff": cutoff, "store_timeout": "10s"}
+    with BudgetEngine.open(engine_url, values, clock=clock) as engine:
+        paid(engine, "2")
+        asked = {model: engine.check(Call(model=model, tenant="acme", user="u1", amount="0.10")) for model in MODELS}
+        assert tuple(model for model in MODELS if asked[model].allowed) == passes
+
+
+def test_pact_refuses_an_answer_whose_steps_have_cost_more_than_its_ceiling(opened: Opened) -> None:
+    engine = opened("pact")
+    for number in range(5):
+        with engine.utterance(tenant="acme", user=f"u{number}", feature="ask"):
+            for step, cost in (("answer", "0.03"), ("check", "0.015")):
+                used = Usage(input_tokens=100, output_tokens=100)
+                engine.settle(engine.reserve(Call(model="any", step=step, amount=cost)), usage=used, cost=cost)
+    with pytest.raises(BudgetExceeded) as caught, engine.utterance(
+        tenant="acme", user="u1", feature="ask", plan=("answer", "check", "check")
+    ):
+        pytest.fail("the answer began")
+    refused = caught.value
+    assert (refused.code, refused.stage, refused.requested) == ("answer_estimate", "start", Decimal("0.06"))
+    with engine.utterance(tenant="acme", user="u1", feature="ask", plan=("answer", "check")) as fits:
+        assert fits.estimate == Decimal("0.045")
