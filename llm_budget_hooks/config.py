@@ -19,6 +19,7 @@ from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import Take, Taken
 
 if TYPE_CHECKING:
+    from llm_budget_hooks.alerts import Webhook
     from llm_budget_hooks.engine import BudgetEngine
     from llm_budget_hooks.engine.outage import OnDegraded
     from llm_budget_hooks.engine.planning import Clock
@@ -80,13 +81,23 @@ def open_outage(asked: Asked, policy: Policy) -> Outage:
 
 def open_trail(asked: Asked, store: Store, policy: Policy) -> Trail:
     """Where the engine's entries, words and alerts go. Nothing is connected yet."""
+    told = (asked.observers, asked.on_alert, _webhook(policy))
     if asked.ledger is None:
-        return Trail(None, None, asked.observers, asked.on_alert)
+        return Trail(None, None, *told)
     from llm_budget_hooks.ledger import Drain, Ledger
 
     ledger = Ledger.open(asked.ledger, zone=policy.timezone)
     drain = Drain(StoreOutbox(store, asked.clock), ledger, name=policy.namespace)
-    return Trail(drain, ledger, asked.observers, asked.on_alert)
+    return Trail(drain, ledger, *told)
+
+
+def _webhook(policy: Policy) -> Webhook | None:
+    if policy.webhook is None:
+        return None
+    from llm_budget_hooks.alerts import Webhook
+
+    rule = policy.webhook
+    return Webhook(rule.url, secret_variable=rule.secret_variable, allow_private=rule.allow_private)
 
 
 class StoreOutbox:

@@ -39,7 +39,7 @@ def in_policy(policy: Policy, models: Iterable[str] = ()) -> list[Finding]:
 def _impassable(policy: Policy, budget: Budget, tenant: str | None, models: list[str]) -> Iterator[Finding]:
     if not budget.limit_units or budget.meter not in ("usd", "tokens"):
         return
-    alone = policy.model_copy(update={"budgets": (_global(budget),), "tenants": {}})
+    alone = policy.model_copy(update={"budgets": (_global(budget),), "tenants": {}, "webhook": None})
     place = budget.name if tenant is None else f"{tenant}.{budget.name}"
     feature = budget.features[0] if budget.features else None
     with BudgetEngine.open("memory://", alone) as engine:
@@ -94,7 +94,8 @@ def in_store(url: str, policy: Policy) -> list[Finding]:
     Raises:
         ConfigurationError: the URL names no store.
     """
-    with BudgetEngine.open(url, policy) as engine:
+    strict = policy.model_copy(update={"on_store_error": "deny", "webhook": None})
+    with BudgetEngine.open(url, strict) as engine:
         refusal = engine.check(Call(model="any", tenant="any", user="any", amount=0)).refusal
     if isinstance(refusal, StoreUnavailable):
         return [Finding("store", str(refusal))]

@@ -40,7 +40,8 @@ def engine_of(
     if store is None and policy is None and preset is None and ledger is None:
         return BudgetEngine.from_env()
     trail = ledger or os.environ.get("LLM_BUDGET_LEDGER") or None
-    return BudgetEngine.open(store_of(store), policy_of(policy, preset), ledger=trail)
+    rules = policy_of(policy, preset).model_copy(update={"webhook": None})  # its secret is the service's
+    return BudgetEngine.open(store_of(store), rules, ledger=trail)
 
 
 def store_of(url: str | None) -> str:

@@ -339,6 +339,8 @@ class BudgetEngine(Administration):
         if self._trail.drain is not None:
             self._trail.drain.close()
             self._trail.ledger.close()
+        if self._trail.webhook is not None:
+            self._trail.webhook.close()
 
     def utterance(
         self,

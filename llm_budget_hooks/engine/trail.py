@@ -50,6 +50,7 @@ class Trail:
         ledger: the ledger, None without one.
         observers: are told of every event.
         on_alert: is told of alerts, None if nobody is.
+        webhook: is told of them too; closed with the engine.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Trail:
         ledger: Any = None,
         observers: tuple[Observer, ...] = (),
         on_alert: OnAlert | None = None,
+        webhook: Any = None,
     ) -> None:
         self.drain = drain
         self.ledger = ledger
         self.observers = observers
         self.on_alert = on_alert
+        self.webhook = webhook
         self._told: dict[tuple[Any, ...], list[int]] = {}
         self._fired: dict[tuple[str, float], int] = {}
 
@@ -113,15 +116,18 @@ class Trail:
                 yield rule, amount, share, Once(digest("alert", key, str(share)), 0, every, _KEEP_MS)
 
     def alert(self, event: Event) -> None:
-        """Tell of one alert, or of one limit that only warns: the log, the observers, and `on_alert`."""
+        """Tell of one alert, or of one limit that only warns: the log, the observers, the webhook, `on_alert`."""
         if event.kind == "warned":
             _log.warning("Budget %s has passed its limit, and its cutoff lets calls pass.", event.budget)
         else:
             _log.warning("Budget %s has reached %d %% of its limit.", event.budget, round((event.threshold or 0) * 100))
         self.tell(event)
+        message = {name: value for name, value in event._asdict().items() if value is not None}
+        if self.webhook is not None:
+            self.webhook(message)
         if self.on_alert is not None:
             try:
-                self.on_alert({name: value for name, value in event._asdict().items() if value is not None})
+                self.on_alert(message)
             except Exception:  # noqa: BLE001 - whatever it is, the call goes on
                 _log.exception("on_alert failed.")
 

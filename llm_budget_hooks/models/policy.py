@@ -221,6 +221,20 @@ class Identity(_Model):
     user: tuple[str, ...] = ("user_id", "api_key")
 
 
+class WebhookRule(_Model):
+    """Where alerts are posted, beside the log and `on_alert`; see `llm_budget_hooks.alerts.Webhook`.
+
+    Attributes:
+        url: ``https://...``; ``http://`` only where private addresses are allowed.
+        secret_variable: the environment variable with the secret that requests are signed with.
+        allow_private: also connect to loopback, private and link-local addresses.
+    """
+
+    url: str
+    secret_variable: str = "LLM_BUDGET_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
+    allow_private: bool = False
+
+
 class Policy(_Model):
     """All rules of one namespace. The file form is TOML with the same keys.
 
@@ -242,6 +256,7 @@ class Policy(_Model):
         prices: own prices by model, see `llm_budget_hooks.pricing`.
         aliases: other names for models.
         identity: which fields of a LiteLLM proxy's authentication name tenant and user.
+        webhook: where alerts are posted; None: nowhere.
         steps: dollars held for a named step, instead of `step_budget`.
         budgets: the rules, in order.
         tenants: what is different for single tenants.
@@ -275,6 +290,7 @@ class Policy(_Model):
     prices: dict[str, dict[str, Any]] = Field(default_factory=dict)
     aliases: dict[str, str] = Field(default_factory=dict)
     identity: Identity = Field(default_factory=Identity)
+    webhook: WebhookRule | None = None
     tiers: dict[str, tuple[str, ...]] = {"cheap": ("*haiku*", "*-mini*", "*-nano*")}
     steps: dict[str, Dollars] = Field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()

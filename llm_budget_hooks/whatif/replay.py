@@ -112,7 +112,7 @@ class _Replay:
     def __init__(self, rules: Policy) -> None:
         self.calls = 0
         self._now_ms = 0
-        quiet = rules.model_copy(update={"alert_at": ()})
+        quiet = rules.model_copy(update={"alert_at": (), "webhook": None})
         self._engine = BudgetEngine.open("memory://", quiet, clock=lambda: instant(self._now_ms))
         self._idle_ms = round(rules.utterance_timeout.total_seconds() * 1000)
         self._day = _days_of(rules.timezone)

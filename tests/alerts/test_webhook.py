@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.alerts import Webhook, signature, webhook
 from llm_budget_hooks.errors import ConfigurationError
 
@@ -239,3 +240,32 @@ def test_a_forked_child_sends_only_its_own(sender: Webhook, receiver: Receiver) 
     assert os.waitpid(child, 0)[1] == 0
     assert sender.flush(10)
     assert sorted(json.loads(body)["from"] for *_, body in receiver.requests) == ["child", "parent"]
+
+
+def hooked(receiver: Receiver, **more: Any) -> dict[str, Any]:
+    budget = {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"}
+    return {"budgets": [budget], "webhook": {"url": receiver.url, "allow_private": True, **more}}
+
+
+def test_an_engine_posts_its_alerts_where_the_policy_says(receiver: Receiver) -> None:
+    called: list[Any] = []
+    receiver.delay_s = 0.5
+    with BudgetEngine.open("memory://", hooked(receiver), on_alert=called.append) as engine:
+        began = time.monotonic()
+        for _ in range(2):
+            engine.charge(Call(model="any", tenant="acme", user="u1"), cost="0.45")
+        assert time.monotonic() - began < 0.5
+    ((_, headers, body),) = receiver.requests
+    posted = json.loads(body)
+    assert posted == called[0]
+    assert (posted["kind"], posted["budget"], posted["threshold"], posted["spent"]) == (
+        "alert", "user-day", 0.8, 900_000_000,
+    )  # fmt: skip
+    sent_s = int(headers["X-LLM-Budget-Signature"].split(",")[0].removeprefix("t="))
+    assert headers["X-LLM-Budget-Signature"] == signature(SECRET, sent_s, body)
+
+
+def test_a_webhook_in_the_policy_that_cannot_work_is_a_mistake(receiver: Receiver) -> None:
+    for more in ({"allow_private": False}, {"url": "ftp://example.com"}, {"secret_variable": "UNSET_HERE"}, {"key": 1}):
+        with pytest.raises(ConfigurationError):
+            BudgetEngine.open("memory://", hooked(receiver, **more))
