@@ -363,6 +363,28 @@ def runs(
             trail.runs(engine, _asked(names, since, until, after, limit, as_json))
 
 
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="What to listen on; beside loopback, set LLM_BUDGET_TOKEN.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 8383,
+    store: Store = None,
+    policy: Policy = None,
+    preset: Preset = None,
+    ledger: Ledger = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a page with balances, spend, refusals and answers; limits and the kill switch can be changed on it.
+
+    With --ledger it shows spend, refusals and answers too. Elsewhere than on loopback it asks visitors for the token
+    in LLM_BUDGET_TOKEN.
+    """
+    with mistakes_told():
+        from llm_budget_hooks.cli.serve import run
+
+        with engine_of(store, policy, preset, ledger) as engine:
+            run(engine, host, port, as_json)
+
+
 def _asked(
     names: dict[str, str | None],
     since: datetime | None,

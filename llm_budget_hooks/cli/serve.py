@@ -1,0 +1,55 @@
+"""``llm-budget serve``: the dashboard, on loopback or behind a token."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+from llm_budget_hooks.cli.opened import print_json, say
+from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.errors import ConfigurationError
+
+
+def run(engine: BudgetEngine, host: str, port: int, as_json: bool) -> None:
+    """Serve the dashboard until it is interrupted.
+
+    Args:
+        engine: whose budgets.
+        host: what to listen on; beside loopback it takes a token in LLM_BUDGET_TOKEN.
+        port: the port.
+        as_json: print where it is as JSON.
+
+    Raises:
+        ConfigurationError: the host is no loopback and there is no token, or a package is missing.
+    """
+    token = os.environ.get("LLM_BUDGET_TOKEN") or None
+    if token is None and not is_loopback(host):
+        raise ConfigurationError(
+            f"{host} is reached from elsewhere: set LLM_BUDGET_TOKEN to a secret of 16 letters or more that visitors "
+            "have to know, or serve on 127.0.0.1."
+        )
+    try:
+        import uvicorn
+
+        from llm_budget_hooks.dashboard import dashboard_app
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"The dashboard needs {error.name}: pip install 'llm_budget_hooks[fastapi]'"
+        ) from None
+    app = dashboard_app(engine, token)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    if as_json:
+        print_json({"url": url, "token": token is not None})
+    else:
+        say(f"The dashboard is at {url} until Ctrl-C.")
+    uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False, proxy_headers=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,324 @@
+"""The dashboard as HTML. Every text from outside goes through `escape`; numbers that are None are ``unread``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from decimal import Decimal
+from html import escape
+from typing import Final
+
+from llm_budget_hooks.admin.overview import Balance, Rule
+from llm_budget_hooks.admin.rows import plain
+from llm_budget_hooks.dashboard.seen import DIMENSIONS, Seen
+from llm_budget_hooks.ledger import AnswerCost, Cost
+from llm_budget_hooks.models import instant
+from llm_budget_hooks.models.trail import Run
+from llm_budget_hooks.money import to_decimal
+
+SHORTEST_TOKEN: Final = 16
+UNREAD: Final = "<span class=unread>unread</span>"
+_MOST_ROWS: Final = 8
+_FRACTION: Final = 4
+_PARTS: Final = (("k-spent", "spent", "spent"), ("k-held", "held", "reserved"), ("k-free", "free", "available"))
+
+
+def dashboard(seen: Seen, csrf: str, said: str) -> str:
+    """The whole page.
+
+    Args:
+        seen: what is on it.
+        csrf: goes with every form.
+        said: what came of the last change.
+    """
+    board = seen.board
+    whose = "Everybody" if board.tenant is None else board.tenant + (f" · {seen.user}" if seen.user else "")
+    hidden = _hidden(csrf=csrf, tenant=board.tenant or "", user=seen.user or "")
+    told = f"<p class=said role=status>{escape(said)}</p>" if said else ""
+    parts = [_budgets(seen, hidden), _spend(seen), _costs(seen), _refusals(seen), _answers(seen), _events(seen)]
+    head = f"<h1>{escape(whose)}</h1><p class=muted>{escape(board.namespace)} · {_time(board.now, full=True)}</p>"
+    live = f"<div id=live>{_switches(seen, hidden)}{''.join(parts)}</div>"
+    return _html(f"{whose} · budgets", f"<header>{head}{_chooser(seen)}</header><main>{told}{live}</main>", script=True)
+
+
+def sign_in(said: str) -> str:
+    """The form that asks for the token."""
+    told = f"<p class=said role=alert>{escape(said)}</p>" if said else ""
+    field = "<label>Token <input type=password name=token required autofocus autocomplete=current-password></label>"
+    form = f"<form method=post action=/sign-in class=card>{field}<button>Sign in</button></form>"
+    return _html("Sign in · budgets", f"<main class=narrow><h1>Budgets</h1>{told}{form}</main>", script=False)
+
+
+def _html(title: str, body: str, *, script: bool) -> str:
+    live = "<script src=/live.js defer></script>" if script else ""
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        "<meta name=color-scheme content='light dark'>"
+        f"<title>{escape(title)}</title><link rel=stylesheet href=/style.css><link rel=icon href='data:,'>{live}"
+        f"</head><body>{body}</body></html>"
+    )
+
+
+def _chooser(seen: Seen) -> str:
+    options = "".join(f"<option value='{escape(name)}'>" for name in seen.tenants)
+    return (
+        "<form method=get action=/ class=row aria-label='Whose budgets'>"
+        "<label>Tenant "
+        f"<input name=tenant list=tenants placeholder=everybody value='{_value(seen.board.tenant)}'></label>"
+        f"<datalist id=tenants>{options}</datalist>"
+        f"<label>User <input name=user value='{_value(seen.user)}'></label><button>Show</button></form>"
+    )
+
+
+def _switches(seen: Seen, hidden: str) -> str:
+    board = seen.board
+    if board.killed is None:
+        return f"<section class='card'><h2>Kill switch</h2><p>{UNREAD}</p></section>"
+    on = "".join(
+        f"<p><strong>Stopped: {escape(one.tenant or 'everybody')}.</strong> {escape(one.reason)} "
+        f"<span class=muted>{escape(one.by or 'by itself')}, {_time(one.since)}</span></p>"
+        f"<form method=post action=/revive>{hidden}{_hidden(of=one.tenant or '')}"
+        "<button>Let calls in again</button></form>"
+        for one in board.killed
+    )
+    whom = "everybody" if board.tenant is None else f"tenant {board.tenant}"
+    stop = (
+        f"<details><summary>Stop all calls of {escape(whom)} …</summary><form method=post action=/kill class=stack>"
+        f"{hidden}<label>Why <input name=reason maxlength=500></label>"
+        "<label class=tick><input type=checkbox name=sure value=yes required> "
+        f"Yes, refuse every call of {escape(whom)} from now on</label>"
+        "<button class=danger>Stop</button></form></details>"
+    )
+    off = "" if any((one.tenant or None) == board.tenant for one in board.killed) else stop
+    return f"<section class='card{' alarm' if on else ''}'><h2>Kill switch</h2>{on or '<p>Off.</p>'}{off}</section>"
+
+
+def _budgets(seen: Seen, hidden: str) -> str:
+    rules = {rule.name: rule for rule in seen.board.rules}
+    cards = "".join(_budget(line, rules.get(line.budget), hidden) for line in seen.board.budgets)
+    read = {line.budget for line in seen.board.budgets}
+    others = [rule for rule in seen.board.rules if rule.name not in read and seen.board.tenant is not None]
+    more = "".join(
+        f"<li><strong>{escape(rule.name)}</strong> <span class=muted>each {escape(rule.scope)}, limit "
+        f"{_amount(rule.meter, rule.limit)}</span>{_editor(rule, hidden)}</li>"
+        for rule in others
+    )
+    listed = f"<ul class=plain>{more}</ul>" if more else ""
+    shown = cards or "<p>No budget is about this.</p>"
+    return f"<section><h2>Budgets</h2><div class=grid>{shown}</div>{listed}</section>"
+
+
+def _budget(line: Balance, rule: Rule | None, hidden: str) -> str:
+    resets = "" if line.resets_at is None else f" · resets {_time(line.resets_at)}"
+    numbers = "".join(
+        f"<div class={key}><dt>{name}</dt><dd>{_amount(line.meter, getattr(line, field))}</dd></div>"
+        for key, name, field in _PARTS
+    )
+    return (
+        f"<article class=card><h3>{escape(line.budget)}</h3>"
+        f"<p class=muted>{escape(line.scope)} · {escape(line.window or 'now')} · "
+        f"limit {_amount(line.meter, line.limit)}{resets}</p>{_bar(line)}<dl>{numbers}</dl>"
+        f"{'' if rule is None else _editor(rule, hidden)}</article>"
+    )
+
+
+def _editor(rule: Rule, hidden: str) -> str:
+    own = "" if rule.limit == rule.policy_limit else f" (the policy says {_amount(rule.meter, rule.policy_limit)})"
+    hint = "dollars" if rule.meter == "usd" else rule.meter
+    return (
+        f"<details><summary>Edit limit{own}</summary><form method=post action=/limit class=row>{hidden}"
+        f"{_hidden(budget=rule.name)}<label>Limit in {escape(hint)} "
+        f"<input name=limit value='{_value(rule.limit)}' inputmode=decimal size=8></label><button>Set</button>"
+        "<p class=muted>“off” switches it off; empty goes back to the policy.</p></form></details>"
+    )
+
+
+def _bar(line: Balance) -> str:
+    if line.spent is None or not Decimal(line.limit or 0):
+        return f"<p>{UNREAD}</p>"
+    spent = min(Decimal(line.spent) * 100 / Decimal(line.limit or 1), Decimal(100))
+    held = min(Decimal(line.reserved or 0) * 100 / Decimal(line.limit or 1), 100 - spent)
+    kind = "full" if spent == 100 else "near" if spent >= 80 else "spent"
+    return (
+        "<svg class=bar viewBox='0 0 100 8' preserveAspectRatio=none role=img "
+        f"aria-label='{spent:.0f} % spent, {held:.0f} % held'>"
+        f"<rect class=free width=100 height=8 /><rect class={kind} width={spent:.2f} height=8 />"
+        f"<rect class=held x={spent:.2f} width={held:.2f} height=8 /></svg>"
+    )
+
+
+def _spend(seen: Seen) -> str:
+    if not seen.ledger:
+        text = "There is no ledger: open the engine with one to see spend, refusals and answers."
+        return f"<section><h2>Spend</h2><p>{text}</p></section>"
+    board = seen.board
+    month = (
+        f"<dl><div><dt>this month</dt><dd>{_dollars(board.month_spent)}</dd></div>"
+        "<div><dt>at its end, at this pace</dt>"
+        f"<dd>{_projected(board.month_spent, board.month_projection)}</dd></div></dl>"
+    )
+    return f"<section class=card><h2>Spend by day</h2>{month}{_days(seen)}</section>"
+
+
+def _projected(spent: str | None, projected: str | None) -> str:
+    early = "<span class=muted>too early to say</span>"
+    return early if spent is not None and projected is None else _dollars(projected)
+
+
+def _days(seen: Seen) -> str:
+    if seen.days is None:
+        return f"<p>{UNREAD}</p>"
+    if not seen.days:
+        return "<p class=muted>Nothing was spent in 30 days.</p>"
+    most = seen.most or Decimal(1)
+    tall = [max(day.cost, Decimal(0)) * 100 / most for day in seen.days]
+    bars = "".join(
+        f"<rect class=spent x={at * 10 + 1} width=8 y={100 - height:.1f} height={height:.1f} />"
+        for at, height in enumerate(tall)
+    )
+    first, last = seen.days[0].key, seen.days[-1].key
+    rows = [(escape(day.key), _dollars(plain(day.cost))) for day in seen.days]
+    return (
+        f"<svg class=days viewBox='0 0 {max(len(seen.days), 10) * 10} 100' preserveAspectRatio=none role=img "
+        f"aria-label='Spend by day from {escape(first)} to {escape(last)}'>{bars}</svg>"
+        f"<p class='muted ends'><span>{escape(first)}</span><span>most: {_dollars(plain(seen.most))}</span>"
+        f"<span>{escape(last)}</span></p><details><summary>As a table</summary>"
+        f"{_table(('day', 'spent'), rows, right=(1,))}</details>"
+    )
+
+
+def _costs(seen: Seen) -> str:
+    if not seen.ledger:
+        return ""
+    names = [name for name in DIMENSIONS if not (name == "tenant" and seen.board.tenant)]
+    tables = "".join(f"<article class=card><h3>By {name}</h3>{_cost(seen.costs.get(name))}</article>" for name in names)
+    return f"<section><h2>30 days by …</h2><div class=grid>{tables}</div></section>"
+
+
+def _cost(costs: Sequence[Cost] | None) -> str:
+    if costs is None:
+        return f"<p>{UNREAD}</p>"
+    rows = [(_named(one), f"{one.calls:,}", _dollars(plain(one.cost))) for one in costs[:_MOST_ROWS]]
+    left = f"<p class=muted>and {len(costs) - _MOST_ROWS} more</p>" if len(costs) > _MOST_ROWS else ""
+    return _table(("", "calls", "cost"), rows, right=(1, 2)) + left
+
+
+def _named(one: Cost) -> str:
+    whose = f" <span class=muted>{escape(one.tenant)}</span>" if one.tenant else ""
+    return (escape(one.key) or "<span class=muted>not named</span>") + whose
+
+
+def _refusals(seen: Seen) -> str:
+    if not seen.ledger:
+        return ""
+    rows = None if seen.refusals is None else [
+        (_time(instant(one.at_ms)), escape(one.code), escape(one.budget),
+         f"{escape(one.tenant)} {escape(one.user)}", _asked(one.meter, one.requested), f"{one.count:,}")
+        for one in seen.refusals
+    ]  # fmt: skip
+    columns = ("when", "why", "budget", "who", "asked for", "times")
+    return f"<section class=card><h2>Refusals</h2>{_listed(columns, rows, 'Nobody was refused.', (4, 5))}</section>"
+
+
+def _asked(meter: str, units: int | None) -> str:
+    if units is None:
+        return ""
+    return _amount(meter, plain(to_decimal(units)) if meter == "usd" else units)
+
+
+def _answers(seen: Seen) -> str:
+    if not seen.ledger:
+        return ""
+    if seen.answers is None:
+        return f"<section class=card><h2>Answers</h2><p>{UNREAD}</p></section>"
+    shown = "".join(map(_answer, seen.answers)) or "<p class=muted>There are no answers.</p>"
+    return f"<section class=card><h2>Answers</h2>{shown}</section>"
+
+
+def _answer(answer: AnswerCost) -> str:
+    def begun(run: Run) -> float:
+        return (instant(run.at_ms) - answer.began_at).total_seconds()
+
+    span = max((answer.ended_at - answer.began_at).total_seconds(), 0.001)
+    rows = "".join(
+        f"<li><span class=step>{escape(run.step)}</span>{_mark(begun(run) / span)}"
+        f"<span class=n>{_cost_of(run)}</span></li>"
+        for run in answer.runs
+    )
+    refused = f" · {answer.refusals} refused" if answer.refusals else ""
+    return (
+        f"<details><summary>{_time(answer.began_at)} {escape(answer.feature or 'an answer')} · "
+        f"{escape(answer.tenant)} {escape(answer.user)} · {answer.calls} calls · "
+        f"{_dollars(plain(answer.cost))}{refused}"
+        f"</summary><ol class=fan aria-label='{answer.calls} calls, ends within {span:.1f} s'>{rows}</ol></details>"
+    )
+
+
+def _cost_of(run: Run) -> str:
+    return f"{_dollars(plain(to_decimal(run.booked_nusd)))}{'' if run.exact else ' about'}"
+
+
+def _mark(share: float) -> str:
+    return (
+        "<svg class=line viewBox='0 0 100 8' preserveAspectRatio=none aria-hidden=true>"
+        "<rect class=free y=3 width=100 height=2 />"
+        f"<rect class=spent x={min(share, 1) * 97:.1f} width=3 height=8 /></svg>"
+    )
+
+
+def _events(seen: Seen) -> str:
+    if not seen.ledger:
+        return ""
+    rows = None if seen.events is None else [
+        (_time(instant(one.at_ms)), escape(one.name), escape(one.tenant or "everybody"), escape(one.by),
+         escape(one.text))
+        for one in seen.events
+    ]  # fmt: skip
+    columns = ("when", "what", "tenant", "by", "")
+    return f"<section class=card><h2>Events</h2>{_listed(columns, rows, 'Nothing happened.')}</section>"
+
+
+def _listed(
+    columns: Sequence[str], rows: Sequence[Sequence[str]] | None, none: str, right: Sequence[int] = ()
+) -> str:
+    if rows is None:
+        return f"<p>{UNREAD}</p>"
+    return _table(columns, rows, right) if rows else f"<p class=muted>{none}</p>"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """A table of cells that are HTML already."""
+    kinds = [" class=n" if at in right else "" for at in range(len(columns))]
+    head = "".join(f"<th scope=col{kind}>{name}</th>" for name, kind in zip(columns, kinds, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for cell, kind in zip(row, kinds, strict=True))}</tr>" for row in rows
+    )
+    return f"<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _hidden(**fields: str) -> str:
+    return "".join(f"<input type=hidden name={name} value='{escape(value)}'>" for name, value in fields.items())
+
+
+def _value(text: str | int | None) -> str:
+    return "" if text is None else escape(str(text))
+
+
+def _amount(meter: str, value: str | int | None) -> str:
+    if meter == "usd":
+        return _dollars(None if value is None else str(value))
+    return UNREAD if value is None else f"{value:,}"
+
+
+def _dollars(amount: str | None) -> str:
+    if amount is None:
+        return UNREAD
+    value = Decimal(amount)
+    digits = 2 if value * 100 % 1 == 0 else _FRACTION
+    return f"<span title='${amount}'>${value:,.{digits}f}</span>"
+
+
+def _time(at: datetime, full: bool = False) -> str:
+    shown = f"{at:%Y-%m-%d %H:%M:%S} UTC" if full else f"{at:%m-%d %H:%M}"
+    return f"<time datetime={at:%Y-%m-%dT%H:%M:%SZ}>{shown}</time>"

@@ -1,0 +1,250 @@
+"""The dashboard over HTTP: what it shows, who is let in, and what it changes, on every shared store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, Usage
+from llm_budget_hooks.dashboard import dashboard_app
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
+
+POLICY: dict[str, Any] = {
+    "store_timeout": "10s",
+    "prices": {"made-up": {"input": "1", "output": "10"}},
+    "budgets": [
+        {"name": "all", "scope": "global", "limit": "$50", "window": "day"},
+        {"name": "user-day", "scope": "user", "limit": "$2", "window": "day"},
+        {"name": "rate", "scope": "tenant", "meter": "calls", "limit": 100, "window": "day"},
+    ],
+}
+HERE = "http://127.0.0.1:8383"
+TOKEN = "a-secret-of-some-length"  # noqa: S105 - of these tests
+HOSTILE = "<script>alert(1)</script>'\""
+
+
+@pytest.fixture
+def engine(shared_url: str, tmp_path: Path) -> Iterator[BudgetEngine]:
+    with BudgetEngine.open(shared_url, POLICY, ledger=f"sqlite:///{tmp_path / 'ledger.db'}") as made:
+        yield made
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[BudgetEngine]:
+    with BudgetEngine.open(f"sqlite:///{tmp_path / 'b.db'}", POLICY, ledger=f"sqlite:///{tmp_path / 'l.db'}") as made:
+        yield made
+
+
+def visiting(engine: BudgetEngine, token: str | None = None, base: str = HERE) -> Any:
+    return TestClient(dashboard_app(engine, token), base_url=base, follow_redirects=False)
+
+
+def call(amount: str = "0.10", **more: Any) -> Call:
+    return Call(**{"model": "made-up", "tenant": "acme", "user": "u1", "amount": amount, "feature": "chat", **more})
+
+
+def text_of(html: str) -> str:
+    found: list[str] = []
+    parser = HTMLParser()
+    parser.handle_data = found.append  # type: ignore[method-assign]  # all that a reader sees
+    parser.feed(html)
+    return " ".join(" ".join(found).split())
+
+
+def csrf_of(client: Any) -> str:
+    (token,) = set(re.findall(r"name=csrf value='([^']+)'", client.get("/").text))
+    return str(token)
+
+
+def test_the_page_shows_balances_spend_refusals_and_answers(engine: BudgetEngine) -> None:
+    for step in ("router", "answer"):
+        used = Usage(input_tokens=1000, output_tokens=100)
+        engine.settle(engine.reserve(call(step=step, utterance="ut-1")), usage=used)
+    engine.reserve(call("0.5"))
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("3"))
+    engine.flush()
+    answer = visiting(engine).get("/?tenant=acme&user=u1")
+    seen = text_of(answer.text)
+    assert answer.status_code == 200
+    assert "user-day user · day · limit $2.00" in seen
+    assert "spent $0.0040 held $0.50 free $1.4960" in seen
+    for said in ("this month $0.0040", "By feature calls cost chat 2 $0.0040", "By step", "By model", "u1 acme",
+                 "spend user-day acme u1 $3.00 1", "2 calls · $0.0040", "router", "Kill switch Off."):  # fmt: skip
+        assert said in seen, said
+    everybody = text_of(visiting(engine).get("/").text)
+    assert "all global · day" in everybody
+    assert "By tenant calls cost acme 2 $0.0040" in everybody
+
+
+def test_the_kill_switch_wants_a_confirmation_and_is_taken_back(engine: BudgetEngine) -> None:
+    client = visiting(engine)
+    csrf = csrf_of(client)
+    done = client.post("/kill", data={"csrf": csrf, "tenant": "acme"})
+    assert (done.status_code, engine.kills()) == (303, [])
+    assert "tick the box" in text_of(client.get(done.headers["location"]).text)
+    client.post("/kill", data={"csrf": csrf, "tenant": "acme", "sure": "yes", "reason": "a loop"})
+    with pytest.raises(BudgetExceeded, match="a loop"):
+        engine.reserve(call())
+    assert "Stopped: acme. a loop" in text_of(client.get("/").text)
+    client.post("/revive", data={"csrf": csrf, "of": "acme"})
+    engine.release(engine.reserve(call()))
+    client.post("/kill", data={"csrf": csrf, "sure": "yes"})
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call(tenant="other"))
+
+
+def test_a_limit_is_edited_and_taken_back(engine: BudgetEngine) -> None:
+    client = visiting(engine)
+    csrf = csrf_of(client)
+    change = {"csrf": csrf, "tenant": "acme", "budget": "user-day"}
+    client.post("/limit", data={**change, "limit": "5"})
+    engine.release(engine.reserve(call("3")))
+    shown = text_of(client.get("/?tenant=acme&user=u1").text)
+    assert "limit $5.00" in shown
+    assert "the policy says $2.00" in shown
+    client.post("/limit", data={**change, "limit": ""})
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("3"))
+    told = client.post("/limit", data={**change, "limit": "much"})
+    assert "much" in text_of(client.get(told.headers["location"]).text)
+    client.post("/limit", data={"csrf": csrf, "budget": "all", "limit": "0.05", "tenant": "acme"})
+    with pytest.raises(BudgetExceeded) as caught:
+        engine.reserve(call())
+    assert caught.value.budget == "all"
+
+
+def test_what_could_not_be_read_is_unread_and_never_nothing(tmp_path: Path) -> None:
+    with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY, ledger=f"sqlite:///{tmp_path}") as away:
+        seen = text_of(visiting(away).get("/?tenant=acme&user=u1").text)
+    assert seen.count("unread") > 10
+    assert "$0.00" not in seen
+    assert "Off." not in seen
+
+
+def test_without_a_ledger_it_says_so(tmp_path: Path) -> None:
+    with BudgetEngine.open(f"sqlite:///{tmp_path / 'b.db'}", POLICY) as engine:
+        assert "There is no ledger" in text_of(visiting(engine).get("/").text)
+
+
+def test_texts_from_outside_are_texts(local: BudgetEngine) -> None:
+    local.charge(call(tenant=HOSTILE, user=HOSTILE, feature=HOSTILE, step=HOSTILE, model=HOSTILE), cost="0.1")
+    local.kill(HOSTILE, reason=HOSTILE, by=HOSTILE)
+    local.flush()
+    answer = visiting(local).get("/", params={"tenant": HOSTILE, "user": HOSTILE, "said": HOSTILE})
+    assert "alert(1)" in text_of(answer.text)
+    assert re.findall(r"<script[^>]*>", answer.text) == ["<script src=/live.js defer>"]
+    assert re.findall(r"(?:src|href|action)=(?:'?https?:|'?//)", answer.text) == []
+
+
+def test_every_answer_has_its_headers(local: BudgetEngine) -> None:
+    client = visiting(local)
+    for path in ("/", "/style.css", "/live.js"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
+        assert headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("form", "headers"),
+    [
+        ({}, {}),
+        ({"csrf": "made-up"}, {}),
+        ({"csrf": None}, {"origin": "http://evil.example"}),
+        ({"csrf": None}, {"origin": "null"}),
+        ({"csrf": None}, {"sec-fetch-site": "cross-site"}),
+        ({"csrf": None, "reason": "x" * 20_000}, {}),
+    ],
+)
+def test_another_site_changes_nothing(local: BudgetEngine, form: dict[str, Any], headers: dict[str, str]) -> None:
+    client = visiting(local)
+    sent = {name: csrf_of(client) if value is None else value for name, value in form.items()}
+    assert client.post("/kill", data={"sure": "yes", **sent}, headers=headers).status_code == 403
+    assert local.kills() == []
+
+
+def test_without_a_token_only_the_names_of_loopback_are_answered(local: BudgetEngine) -> None:
+    for base in ("http://localhost:8383", "http://[::1]:8383", HERE):
+        assert visiting(local, base=base).get("/").status_code == 200
+    for base in ("http://evil.example:8383", "http://127.0.0.1.evil.example"):
+        assert visiting(local, base=base).get("/").status_code == 403
+
+
+def test_a_token_is_asked_for_and_remembered(local: BudgetEngine) -> None:
+    client = visiting(local, TOKEN, "http://budgets.example")
+    assert client.get("/").headers["location"] == "/sign-in"
+    assert client.post("/kill", data={"sure": "yes"}).status_code == 401
+    assert client.get("/live.js").status_code == 303
+    assert "Token" in text_of(client.get("/sign-in").text)
+    assert client.post("/sign-in", data={"token": "wrong"}).status_code == 403
+    entered = client.post("/sign-in", data={"token": TOKEN})
+    cookie = entered.headers["set-cookie"].lower()
+    assert ("httponly" in cookie, "samesite=strict" in cookie, TOKEN in cookie) == (True, True, False)
+    assert client.get("/").status_code == 200
+    stranger = visiting(local, TOKEN, "http://budgets.example")
+    assert stranger.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert stranger.get("/", headers={"authorization": "Bearer wrong"}).status_code == 303
+    assert local.kills() == []
+
+
+def test_a_short_token_is_no_token(local: BudgetEngine) -> None:
+    with pytest.raises(ConfigurationError, match="16"):
+        dashboard_app(local, "short")
+
+
+def serve(folder: Path, *args: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "budgets.toml").write_text('[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "day"\n')
+    command = [sys.executable, "-c", "from llm_budget_hooks.cli import app; app()", "serve", "--json", *args]
+    where = ["--store", f"sqlite:///{folder / 'b.db'}", "--policy", str(folder / "budgets.toml")]
+    env = {**os.environ, **environment}
+    return subprocess.Popen([*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def test_the_command_serves_the_page_on_loopback(tmp_path: Path) -> None:
+    import socket
+    import urllib.request
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = serve(tmp_path, "--port", str(port))
+    try:
+        assert running.stdout is not None
+        told = json.loads(running.stdout.readline())
+        assert told == {"url": f"http://127.0.0.1:{port}/", "token": False}
+        for _ in range(200):
+            try:
+                with urllib.request.urlopen(told["url"]) as answer:  # noqa: S310 - the command's own
+                    assert "all" in text_of(answer.read().decode())
+                    assert "server" not in answer.headers
+                    break
+            except OSError:
+                assert running.poll() is None
+                time.sleep(0.1)
+        else:
+            pytest.fail("it does not answer")
+    finally:
+        running.terminate()
+        running.communicate()
+
+
+def test_elsewhere_than_on_loopback_it_does_not_start_without_a_token(tmp_path: Path) -> None:
+    running = serve(tmp_path, "--host", "0.0.0.0", LLM_BUDGET_TOKEN="")  # noqa: S104 - what it must refuse
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, "LLM_BUDGET_TOKEN" in err) == (2, "", True)
