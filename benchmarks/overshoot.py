@@ -5,8 +5,10 @@
 
 What was spent is counted by a made-up provider, apart from the engine. Calls of the engine's rows fail, are
 cancelled at any moment, time out and are forgotten, and two of four processes are killed in mid-call with SIGKILL;
-abandoned holds expire. The careless ways are spared all that. The exit status is 1 if the engine, with bounds as
-estimates, lets an account pass its limit or leaves a whole hold of it unused, or if its books are not the truth.
+abandoned holds expire. The careless ways are spared all that. With `auto`, the default, and outputs of which some are
+very long, a limit can be passed: the table says by how much, beside the same calls with `clamp` and with bounds.
+The exit status is 1 if the engine, with bounds or `clamp`, lets an account pass its limit, with bounds leaves a whole
+hold of it unused, or if its books are not the truth.
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ ESTIMATES: dict[str, dict[str, Any]] = {
     "bound > actual": {"outputs": (100, 900)},
     "step > actual": {"outputs": (100, 600), "step": 700},
     "step < actual": {"outputs": (500, 900), "step": 400},
+}
+TAILS: dict[str, dict[str, Any]] = {
+    "auto, heavy tail": {"step": 400},
+    "clamp, heavy tail": {"step": 400, "clamp": True},
+    "bound, heavy tail": {},
 }
 COLUMNS = (
     "store", "crowd", "way", "estimate", "offered", "let through", "spent", "limit", "overshoot", "N x one call",
@@ -100,7 +107,14 @@ def burst() -> Iterator[Scene]:
     yield from (one, replace(one, way="engine"))
 
 
+def tails(base: Scene) -> Iterator[Scene]:
+    """Outputs of which most are short and some very long, in the default mode and in those that keep the limit."""
+    long = replace(base, way="engine", crowd="tasks", outputs=(100, 8_000), room=12, tail=True)
+    yield from (replace(long, estimate=name, **more) for name, more in TAILS.items())
+
+
 def full(base: Scene, crowds: tuple[str, ...]) -> Iterator[Scene]:
+    yield from tails(base)
     for crowd in crowds:
         here = replace(base, crowd=crowd, binding=BINDING[crowd])
         yield from (careless(here, way) for way in CARELESS)
@@ -110,6 +124,8 @@ def full(base: Scene, crowds: tuple[str, ...]) -> Iterator[Scene]:
 
 def short(base: Scene, crowds: tuple[str, ...]) -> Iterator[Scene]:
     """One kind of bound per crowd, and the others once per store."""
+    if base.store == "memory":
+        yield from tails(base)
     tasks = replace(base, crowd="tasks")
     yield from (careless(tasks, way) for way in CARELESS)
     yield replace(tasks, way="engine", estimate="step < actual", **ESTIMATES["step < actual"])
@@ -151,7 +167,7 @@ def faults(played: Played) -> str:
     least, most = known + truth["less"], known + truth["more"]
     if played.reserved or not least <= played.spent <= most:
         found.append(f"books: {played.spent} spent and {played.reserved} held, {least} to {most} is true")
-    if scene.honest_bound and max(truth["billed"], played.spent) > scene.limit:
+    if scene.keeps_limit and max(truth["billed"], played.spent) > scene.limit:
         found.append("overshoot")
     unused = scene.limit - played.spent
     if scene.honest_bound and unused >= (1 + truth["late"]) * scene.hold:

@@ -20,6 +20,7 @@ MODEL = "made-up"
 INPUT_NUSD, OUTPUT_NUSD = 1_000, 10_000
 PRICES = {MODEL: {"input": "1", "output": "10"}}
 PROCESSES = 4
+TAIL = 1.1
 LATENCY_S = 0.004
 FATES = {"well": 76, "fails": 8, "times out": 4, "cancelled": 8, "forgotten": 4}
 
@@ -44,6 +45,8 @@ class Scene:
         callers: how many ask at the same time.
         calls_each: how many calls a caller makes at most; None: until it is refused for good.
         timeout_s: after what time an abandoned hold expires.
+        tail: whether outputs are heavy-tailed between the two numbers: most are short, some are very long.
+        clamp: whether an output ends where the hold does, as with a hook that lowers ``max_tokens``.
         faults: whether calls fail, are cancelled or forgotten, and processes are killed.
         total: key of the careless ways' number in Redis.
     """
@@ -62,6 +65,8 @@ class Scene:
     callers: int = 48
     calls_each: int | None = None
     timeout_s: float = 2.0
+    tail: bool = False
+    clamp: bool = False
     faults: bool = True
     total: str = "total"
 
@@ -85,9 +90,20 @@ class Scene:
     def limit(self) -> int:
         return round(self.room * self.one)
 
+    def draw(self, chance: random.Random, most: int | None) -> int:
+        """How many tokens a call puts out, at most `most`."""
+        low, high = self.outputs
+        drawn = min(round(low * chance.paretovariate(TAIL)), high) if self.tail else chance.randint(low, high)
+        return drawn if most is None else min(drawn, most)
+
+    @property
+    def keeps_limit(self) -> bool:
+        """Whether the engine promises here that nobody passes the limit."""
+        return self.honest_bound or self.clamp
+
     @property
     def honest_bound(self) -> bool:
-        """Whether the engine promises here that nobody passes the limit."""
+        """Whether each call is held at its bound."""
         return self.way == "engine" and self.step is None
 
     def call(self, number: int) -> Call:
@@ -179,14 +195,14 @@ class Provider:
     books: Books
     reached: bool = False
 
-    def generate(self, fate: str, chance: random.Random) -> Steps:
+    def generate(self, fate: str, chance: random.Random, most: int | None = None) -> Steps:
         """Steps that end in the usage and its cost."""
         yield "sleep", LATENCY_S / 2
         self.reached = True
         self.books.add(through=1)
         if fate == "fails":
             raise ProviderFailed
-        outputs = chance.randint(*self.scene.outputs)
+        outputs = self.scene.draw(chance, most)
         cost = self.scene.price(outputs)
         self.books.add(billed=cost, unbilled=-cost)
         yield "sleep", LATENCY_S / 2

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import redis
-from scenes import Books, Provider, ProviderFailed, Scene, Steps
+from scenes import OUTPUT_NUSD, Books, Provider, ProviderFailed, Scene, Steps
 
 from llm_budget_hooks import BudgetEngine, Reservation
 
@@ -53,7 +53,7 @@ class Engine:
         self.books.add(unbilled=hold)
         provider = Provider(self.scene, self.books)
         try:
-            usage, cost = yield from provider.generate(fate, chance)
+            usage, cost = yield from provider.generate(fate, chance, self._most(hold))
         except ProviderFailed:
             yield from self._end(("release", held), hold)
         except (TimeoutError, asyncio.CancelledError):
@@ -62,6 +62,10 @@ class Engine:
         else:
             if fate != "forgotten":
                 yield from self._settle(held, usage, hold - cost)
+
+    def _most(self, hold: int) -> int | None:
+        """The tokens of output that a hold pays for, where it is a limit."""
+        return (hold - self.scene.price(0)) // OUTPUT_NUSD if self.scene.clamp else None
 
     def _unknown(self, held: Reservation) -> Steps:
         """Nobody knows what was billed, so what was held is charged."""
