@@ -56,6 +56,8 @@ def open_engine(made: type[BudgetEngine], asked: Asked) -> BudgetEngine:
             f"{urlsplit(asked.url).scheme}:// is private to this process, and require_shared is set. "
             "Use sqlite:///path or redis://."
         )
+    store.kept_elsewhere = asked.ledger is not None
+    store.probe()
     origin = (asked.url, rules, asked.ledger)
     trail, outage = open_trail(asked, store, rules), open_outage(asked, rules)
     return made(store, rules, clock=asked.clock, origin=origin, trail=trail, outage=outage)

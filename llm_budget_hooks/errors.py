@@ -155,9 +155,11 @@ class StoreUnavailable(BudgetExceeded):
 
     Attributes:
         sent: whether the store may have got the command.
+        lost: whether its balances were lost or set back.
     """
 
     sent = True
+    lost = False
 
     def __init__(self, message: str, **facts: Any) -> None:
         facts.setdefault("public_message", "Service is busy. Try again in a moment.")

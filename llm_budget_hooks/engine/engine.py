@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from llm_budget_hooks.engine.administration import Administration
 from llm_budget_hooks.engine.outage import OnDegraded
 from llm_budget_hooks.engine.planning import Clock
+from llm_budget_hooks.engine.rebuilding import rebuild_now
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.trail import OnAlert
 from llm_budget_hooks.engine.utterance import Utterance
@@ -291,6 +292,29 @@ class BudgetEngine(Administration):
     async def aorphans(self) -> list[Orphan]:
         """Same as `orphans`, awaited."""
         return await self.arun(self._orphans())
+
+    def rebuild(self) -> int:
+        """Raise balances that were lost or set back to what the ledger says; none goes down.
+
+        Without a ledger, what the store has now is taken as it is, and calls are let in again.
+
+        Returns:
+            how many accounts were raised.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        self._drained()
+        raised = rebuild_now(self._store, self.ledger, self._planner, self._given_ms())
+        self._book_again()
+        self.run(self._resend())
+        return raised
+
+    async def arebuild(self) -> int:
+        """Same as `rebuild`, awaited."""
+        import asyncio
+
+        return await asyncio.to_thread(self.rebuild)
 
     def flush(self) -> None:
         """Send what could not be sent before, and what integrations still have to settle.

@@ -104,6 +104,8 @@ class Operations(Answers):
     def _undecided(self, planned: tuple[Call, Utterance | None, Plan], error: BaseException) -> Steps[Reservation]:
         """What becomes of a reserve that was planned at once and that the store did not decide on."""
         call, scope, plan = planned
+        if self._recovered(error):
+            return (yield from self._reserve(call))
         try:
             answer = self._unreached(plan, error)
         except BudgetExceeded as refused:
@@ -302,6 +304,8 @@ class Operations(Answers):
 
     def _after(self, finish: Finish, held: Reservation, answer: Finished) -> None:
         """Let the histories, the drain and the observers know that a hold has ended."""
+        if self._store.forgets:
+            self._keep_a_while(finish, held, answer.now_ms)
         trail = self._trail
         if finish.samples and answer.ended in (Ended.SETTLED, Ended.LATE):
             for key, value in finish.samples:

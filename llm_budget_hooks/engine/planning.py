@@ -15,7 +15,9 @@ from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from llm_budget_hooks.engine.outage import Outage
+from llm_budget_hooks.engine.rebuilding import recover
 from llm_budget_hooks.engine.refusals import Stage, killed, refusal
+from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
 from llm_budget_hooks.engine.trail import WARNED, Trail, refusal_text, refused_event, unique
 from llm_budget_hooks.engine.utterance import Utterance, current_utterance
@@ -59,6 +61,7 @@ Clock = Callable[[], datetime]
 _log = logging.getLogger("llm_budget_hooks")
 REPLANS = 8
 _PENDING = 10_000
+_KEPT_MS = 60_000
 _STATE = {State.EXPIRED: "expired", State.RELEASED: "released", State.CHARGED: "settled", State.SETTLED: "settled"}
 
 
@@ -89,6 +92,7 @@ class Planning:
         self._planner = Planner(policy, self.prices, outbox=self._trail.drain is not None)
         self._outage = Outage() if outage is None else outage
         self._pending: deque[Finish] = deque(maxlen=_PENDING)
+        self._kept: deque[tuple[int, Finish, Reservation]] = deque(maxlen=2 * _PENDING)
         self._settings = LiveSettings()
         self._lowest_share = min((*policy.alert_at, 1.0))
         self._refusing: set[str] = set()
@@ -102,7 +106,8 @@ class Planning:
                 try:
                     answer = self._store.execute(command)
                 except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
-                    command = steps.throw(error)
+                    if not self._recovered(error):
+                        command = steps.throw(error)
                 else:
                     command = steps.send(answer)
         except StopIteration as stop:
@@ -116,7 +121,8 @@ class Planning:
                 try:
                     answer = await self._store.aexecute(command)
                 except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
-                    command = steps.throw(error)
+                    if not self._recovered(error):
+                        command = steps.throw(error)
                 else:
                     command = steps.send(answer)
         except StopIteration as stop:
@@ -212,6 +218,36 @@ class Planning:
             raise error
         self._away(error)
         return self._outage.admit(plan, error, self.now_ms())
+
+    def _recovered(self, error: BaseException) -> bool:
+        """Whether balances that the store has lost are back, so that it can be asked again."""
+        if not isinstance(error, StoreUnavailable) or not error.lost:
+            return False
+        try:
+            recover(self._store, self._trail.ledger, self._planner, self._given_ms(), error)
+        except Exception as problem:  # noqa: BLE001 - a ledger that is down too raises errors of its own
+            _log.warning("Lost balances are not back yet: %s", problem)
+            return False
+        self._book_again()
+        return True
+
+    def _book_again(self) -> None:
+        """Send what this process has settled lately once more; what is known changes nothing."""
+        oldest_ms = self.now_ms() - min(_KEPT_MS, self._planner.terms.remember_ms)
+        while self._kept:
+            at_ms, finish, held = self._kept.popleft()
+            if at_ms >= oldest_ms:
+                finish.hold = held.hold(at_ms, self._planner.terms.timeout_ms)
+                finish.hold.state = State.RELEASED
+                finish.final = finish.final or finish.ending == Ending.SETTLE
+                self._pending.append(finish)
+
+    def _keep_a_while(self, finish: Finish, held: Reservation, now_ms: int) -> None:
+        """Remember the end of a hold until it is certain that the store does."""
+        kept = self._kept
+        while kept and kept[0][0] < now_ms - _KEPT_MS:
+            kept.popleft()
+        kept.append((now_ms, finish, held))
 
     def _away(self, error: StoreUnavailable) -> None:
         """Take note that the store is away, unless it is only busy."""

@@ -26,9 +26,13 @@ class Store(Protocol):
 
     Attributes:
         shared: whether other processes see the same balances.
+        forgets: whether balances can be lost or set back while the store goes on; it then says so, and nothing else.
+        kept_elsewhere: whether a ledger has what the store may lose, so that no balances are not simply new ones.
     """
 
     shared: bool
+    forgets: bool
+    kept_elsewhere: bool
 
     def execute(self, command: Command) -> Answer:
         """Carry out one command."""
@@ -38,6 +42,13 @@ class Store(Protocol):
 
     def now_ms(self) -> int:
         """What the store's clock shows about now, without asking it; to plan with, never to decide with."""
+
+    def probe(self) -> None:
+        """Look once whether the store is fit to keep balances; one that is away is left for later.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
 
     def ask_again(self) -> None:
         """Ask the store with the next command even if it was away a moment ago."""

@@ -254,6 +254,8 @@ class MemoryStore:
     """A store within one process; a command is carried out under one lock."""
 
     shared = False
+    forgets = False
+    kept_elsewhere = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -277,6 +279,9 @@ class MemoryStore:
     def now_ms(self) -> int:
         """See `Store.now_ms`."""
         return time.time_ns() // 1_000_000
+
+    def probe(self) -> None:
+        """Nothing to look at."""
 
     def ask_again(self) -> None:
         """Nothing to do: every command asks."""

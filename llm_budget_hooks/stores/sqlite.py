@@ -32,6 +32,8 @@ class SqliteStore:
     """A store in one file."""
 
     shared = True
+    forgets = False
+    kept_elsewhere = False
 
     def __init__(self, path: str | os.PathLike[str], *, namespace: str = "default", timeout_s: float = 1.0) -> None:
         self._path = Path(path)
@@ -83,6 +85,9 @@ class SqliteStore:
     def now_ms(self) -> int:
         """See `Store.now_ms`."""
         return time.time_ns() // 1_000_000
+
+    def probe(self) -> None:
+        """Nothing to look at."""
 
     def ask_again(self) -> None:
         """Nothing to do: every command asks."""

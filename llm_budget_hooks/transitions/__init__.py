@@ -27,6 +27,8 @@ from llm_budget_hooks.transitions.commands import (
 )
 from llm_budget_hooks.transitions.machine import Answer, Command, apply
 from llm_budget_hooks.transitions.records import (
+    Epoch,
+    EpochNow,
     History,
     Once,
     OnceAnswer,
@@ -48,6 +50,8 @@ __all__ = [
     "Command",
     "Ended",
     "Ending",
+    "Epoch",
+    "EpochNow",
     "Failure",
     "Finish",
     "Finished",

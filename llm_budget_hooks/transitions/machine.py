@@ -37,7 +37,16 @@ from llm_budget_hooks.transitions.commands import (
 )
 
 Command = (
-    Reserve | Finish | Read | Orphans | records.Settings | records.Samples | records.Once | records.Post | records.Take
+    Reserve
+    | Finish
+    | Read
+    | Orphans
+    | records.Settings
+    | records.Samples
+    | records.Once
+    | records.Post
+    | records.Take
+    | records.Epoch
 )
 Answer = (
     Reserved
@@ -48,6 +57,7 @@ Answer = (
     | records.Sampled
     | records.OnceAnswer
     | records.Taken
+    | records.EpochNow
 )
 
 EMPTY = Shape(())
@@ -412,4 +422,5 @@ _STEPS: dict[type, Callable[[Cells, Any, int], Answer]] = {
     records.Once: records.once,
     records.Post: records.post,
     records.Take: records.take,
+    records.Epoch: records.epoch,
 }

@@ -145,6 +145,41 @@ class Taken:
     dropped: int = 0
 
 
+@dataclass(slots=True)
+class Epoch:
+    """Which balances these are, and let them be others from now on.
+
+    Attributes:
+        known: the epoch that is to be replaced, empty for none.
+        made: by which; empty: only ask.
+        now_ms: as everywhere.
+    """
+
+    known: str = ""
+    made: str = ""
+    now_ms: int | None = None
+
+
+@dataclass(slots=True)
+class EpochNow:
+    """The answer to `Epoch`.
+
+    Attributes:
+        now_ms: the time.
+        stamp: the epoch and until when it is known to have been whole; empty if there is none.
+        evicts: whether the store may drop keys for want of memory.
+    """
+
+    now_ms: int
+    stamp: str
+    evicts: bool = False
+
+
+def epoch(_: Cells, command: Epoch, now: int) -> EpochNow:
+    """What a store says that cannot lose balances without losing everything."""
+    return EpochNow(now, f"{command.made or 'one'} 0")
+
+
 def settings(cells: Cells, command: Settings, now: int) -> SettingsNow:
     """Read the settings, or change them if nobody else did."""
     revision = cells.revision()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -23,8 +23,10 @@ from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.stores.breaker import Breaker
 from llm_budget_hooks.stores.redis.codec import FINISH, READ, RECORDS, RESERVE, decode, encode, script_of
-from llm_budget_hooks.stores.redis.connections import AsyncConnections, SyncConnections
-from llm_budget_hooks.transitions import Answer, Command
+from llm_budget_hooks.stores.redis.connections import Arguments, AsyncConnections, SyncConnections
+from llm_budget_hooks.transitions import Answer, Command, Ended, Epoch, Finish, Mode, Reserve, Verdict
+
+_STAMP_MS: Final = 100
 
 SCRIPTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -39,13 +41,22 @@ class RedisStore:
     """A store in one Redis."""
 
     shared = True
+    forgets = True
+    kept_elsewhere = False
 
-    def __init__(self, url: str, *, namespace: str = "default", timeout_s: float = 1.0) -> None:
+    def __init__(
+        self, url: str, *, namespace: str = "default", timeout_s: float = 1.0, allow_eviction: bool = False
+    ) -> None:
         self._url = url
         self._timeout_s = timeout_s
         self._root = f"lbh:{{{namespace}}}:"
         self._skew_ms = 0
         self._breaker = Breaker(_place(url), timeout_s)
+        self._namespace = namespace
+        self._allow_eviction = allow_eviction
+        self.epoch: str | None = None
+        self._least_ms = 0
+        self._checks = True
         self._reset()
 
     def _reset(self) -> None:
@@ -69,13 +80,17 @@ class RedisStore:
             well_formed = False
         if not well_formed:
             raise ConfigurationError("a Redis URL is redis://[user:password@]host:port/database, or rediss:// for TLS")
-        return cls(url, namespace=policy.namespace, timeout_s=policy.store_timeout.total_seconds())
+        timeout_s = policy.store_timeout.total_seconds()
+        return cls(url, namespace=policy.namespace, timeout_s=timeout_s, allow_eviction=policy.allow_eviction)
 
     def execute(self, command: Command) -> Answer:
         """See `Store.execute`."""
         began = self._began()
         try:
-            reply = self._blocking().evaluate(script_of(command), self._root, encode(command))
+            connections = self._blocking()
+            if self.epoch is None and self._checks:
+                self._meet(connections.evaluate(RECORDS, self._root, self._introduction()))
+            reply = connections.evaluate(script_of(command), self._root, (*encode(command), self._known()))
         except (exceptions.RedisError, StoreUnavailable) as error:
             raise self._described(error, began) from error
         return self._answer(command, reply)
@@ -84,7 +99,10 @@ class RedisStore:
         """See `Store.aexecute`."""
         began = self._began()
         try:
-            reply = await self._awaited().evaluate(script_of(command), self._root, encode(command))
+            connections = self._awaited()
+            if self.epoch is None and self._checks:
+                self._meet(await connections.evaluate(RECORDS, self._root, self._introduction()))
+            reply = await connections.evaluate(script_of(command), self._root, (*encode(command), self._known()))
         except (exceptions.RedisError, StoreUnavailable) as error:
             raise self._described(error, began) from error
         return self._answer(command, reply)
@@ -114,11 +132,69 @@ class RedisStore:
             self._breaker.check()
         return time.monotonic()
 
+    def probe(self) -> None:
+        """Look at the server once, on a connection that is closed again; one that is away is left for later.
+
+        Raises:
+            ConfigurationError: it evicts keys, and the policy does not allow that.
+        """
+        looking = RedisStore(
+            self._url, namespace=self._namespace, timeout_s=self._timeout_s, allow_eviction=self._allow_eviction
+        )
+        looking.kept_elsewhere = True
+        try:
+            looking.execute(Epoch())
+        except StoreUnavailable:
+            pass
+        finally:
+            looking.close()
+
+    def repairing(self) -> RedisStore:
+        """The same store for whoever puts lost balances back: it is asked whatever became of them."""
+        made = RedisStore(self._url, namespace=self._namespace, timeout_s=self._timeout_s)
+        made._checks = False
+        return made
+
+    def adopt(self, stamp: str) -> None:
+        """Go by these balances from now on; `stamp` is their epoch and its time."""
+        epoch, _, least = stamp.partition(" ")
+        self.epoch, self._least_ms = epoch, int(least)
+
+    def _introduction(self) -> Arguments:
+        return (*encode(Epoch(made="" if self.kept_elsewhere else os.urandom(8).hex())), "")
+
+    def _meet(self, reply: object) -> None:
+        """Take note of the epoch of the balances that this process finds."""
+        met: Any = decode(Epoch(), reply)
+        if met.evicts and not self._allow_eviction:
+            raise ConfigurationError(
+                f"The Redis at {_place(self._url)} drops keys when its memory is full, and with them what was spent. "
+                "Set its maxmemory-policy to noeviction, or allow_eviction = true in the policy."
+            )
+        if not met.stamp:
+            raise self._lost()
+        self.adopt(met.stamp)
+
+    def _known(self) -> str:
+        return f"{self.epoch} {self._least_ms}" if self._checks else ""
+
+    def _lost(self) -> StoreUnavailable:
+        error = StoreUnavailable(
+            f"The balances at {_place(self._url)} were lost or set back. Nothing is held until they are rebuilt; "
+            "engine.rebuild() does that, from the ledger if there is one."
+        )
+        error.sent, error.lost = False, True
+        return error
+
     def _answer(self, command: Command, reply: object) -> Answer:
+        if isinstance(reply, bytes) and reply.startswith(b"LOST"):
+            raise self._lost()
         answer = decode(command, reply)
         if self._breaker.open:
             self._breaker.close()
         if command.now_ms is None:
+            if answer.now_ms - _STAMP_MS > self._least_ms and _wrote(command, answer):
+                self._least_ms = answer.now_ms - _STAMP_MS
             self._skew_ms = answer.now_ms - time.time_ns() // 1_000_000
         return answer
 
@@ -146,6 +222,13 @@ class RedisStore:
             return self._breaker.error(sent=error.sent) if self._breaker.open else error
         self._breaker.failed(began_s)
         return StoreUnavailable(f"The store at {_place(self._url)} {_trouble(error, self._timeout_s)} Nothing is held.")
+
+
+def _wrote(command: Command, answer: Any) -> bool:
+    """Whether the store has written down that its balances are of this time."""
+    if type(command) is Reserve:
+        return answer.verdict == Verdict.ADMITTED and command.mode != Mode.CHECK
+    return type(command) is Finish and answer.ended <= Ended.LATE
 
 
 def _place(url: str) -> str:

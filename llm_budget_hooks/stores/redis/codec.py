@@ -130,11 +130,11 @@ def _encode_finish(command: Finish) -> tuple[bytes | str, ...]:
         -1 if command.tokens is None else command.tokens, command.final, command.bury, terms.outbox_max,
     )  # fmt: skip
     carried = b"" if command.hold is None else encode_hold(command.hold)
-    place = (command.place,) if command.place else ()
     if not command.samples:
-        return numbers, command.id, carried, command.actual, b"", b"", *place
+        return numbers, command.id, carried, command.actual, b"", b"", command.place
     keys, values = zip(*command.samples, strict=True)
-    return numbers, command.id, carried, command.actual, _strings(keys), _doubles(len(values)).pack(*values), *place
+    packed = _doubles(len(values)).pack(*values)
+    return numbers, command.id, carried, command.actual, _strings(keys), packed, command.place
 
 
 def _encode_read(command: Read) -> tuple[bytes | str, ...]:

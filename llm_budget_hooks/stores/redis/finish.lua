@@ -9,7 +9,7 @@
 -- ARGV[4]  what goes into the stream beside the hold's note
 -- ARGV[5]  the histories that a final settle adds to, as zero-ended strings
 -- ARGV[6]  a value for each, packed doubles
--- ARGV[7]  of a replay, its journal and its number in it
+-- ARGV[7]  of a replay, its journal and its number in it, else empty
 --
 -- Returns a packed byte (0 settled, 1 released, 2 late, 3 already settled, 4 already released, 5 unknown,
 -- 6 extended), the time, the deadline, whether a second final settle differs, the hold's state; per account of a hold
@@ -32,7 +32,7 @@ local function answer(ended, h, deadline, differs, spent)
   return pack('<BddBB', ended, now, deadline or 0, differs and 1 or 0, h and h.state or 0) .. (spent or '') .. id
 end
 
-if ARGV[7] and not advance(ARGV[7]) then return answer(3, {state = SETTLED}) end
+if ARGV[7] ~= '' and not advance(ARGV[7]) then return answer(3, {state = SETTLED}) end
 local h = known_hold(call('GET', root .. 'h:' .. id), now) or carried
 if not h then
   if bury == 1 then
@@ -44,6 +44,7 @@ if not h then
   return answer(5)
 end
 
+if given < 0 then renew(now) end
 if ending == 2 then
   if h.state ~= OPEN then return answer(h.state == RELEASED and 4 or 3, h) end
   leave(id, h)

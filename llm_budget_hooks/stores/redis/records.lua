@@ -1,7 +1,7 @@
 -- What a namespace keeps beside balances: settings, histories, marks, and the stream to the ledger.
 --
 -- KEYS[1]  the namespace's root
--- ARGV[1]  what is asked: 1 settings, 2 samples, 3 once, 4 post, 5 take; now (-1: the server's time); then
+-- ARGV[1]  what is asked: 1 settings, 2 samples, 3 once, 4 post, 5 take, 6 epoch; now (-1: the server's time); then
 --          settings: the settings' number that the change is for     samples: how many histories to read
 --          once: no at first, every, keep, reset (0 or 1)            post: most rows in the stream
 --          take: lease, how many rows                                all packed doubles, times in ms
@@ -9,12 +9,13 @@
 --          settings: per change its name, and + before its text or - to take it away
 --          samples: histories to read, then those to add to          once: the mark
 --          post: per row kind, id, text                              take: who asks, the last row that is done
+--          epoch: the epoch that is to be replaced, and by which; the latter empty: by none
 -- ARGV[3]  samples: a value for each that is added, packed doubles
 --
 -- Returns the time, then
 --   settings: whether it was changed, their number, then names and texts
 --   samples: per history how many numbers, then at and value of each run
---   once: 1 for yes
+--   once: 1 for yes                                          epoch: a byte, whether the server evicts keys; the epoch and its time as text
 --   post, take: whether the lease is the caller's, how many rows there was no room for, then per row its number,
 --   kind, id, was, at, facts, actual
 -- Numbers are packed doubles; a text comes after its length.
@@ -47,6 +48,18 @@ if op == 1 then
   local found = {pack('<ddd', now, changed and 1 or 0, revision)}
   for _, text in ipairs(call('HGETALL', root .. 's')) do found[#found + 1] = text_of(text) end
   return table.concat(found)
+end
+
+if op == 6 then
+  local found = call('GET', root .. 'z') or ''
+  if texts[2] ~= '' and (string.match(found, '^%S+') or '') == texts[1] then
+    found = texts[2] .. string.format(' %d', now)
+    call('SET', root .. 'z', found, 'PX', STAMP)
+  end
+  local memory = redis.pcall('INFO', 'memory')
+  local evicts = type(memory) == 'string' and not string.find(memory, 'maxmemory:0\r', 1, true)
+    and not string.find(memory, 'maxmemory_policy:noeviction', 1, true)
+  return pack('<dB', now, evicts and 1 or 0) .. found
 end
 
 if op == 2 then

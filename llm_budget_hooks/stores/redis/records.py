@@ -6,14 +6,26 @@ from collections.abc import Iterator
 from struct import Struct, pack, unpack_from
 from typing import Any, Final
 
-from llm_budget_hooks.transitions import Once, OnceAnswer, Post, Sampled, Samples, Settings, SettingsNow, Take, Taken
+from llm_budget_hooks.transitions import (
+    Epoch,
+    EpochNow,
+    Once,
+    OnceAnswer,
+    Post,
+    Sampled,
+    Samples,
+    Settings,
+    SettingsNow,
+    Take,
+    Taken,
+)
 from llm_budget_hooks.transitions.records import LEASE_MS
 
 _HEAD: Final = Struct("<dddddd")
 _THREE: Final = Struct("<ddd")
 
 Encoded = tuple[bytes, bytes, bytes]
-Record = Settings | Samples | Once | Post | Take
+Record = Settings | Samples | Once | Post | Take | Epoch
 
 
 def encode(command: Record) -> Encoded:
@@ -32,6 +44,8 @@ def encode(command: Record) -> Encoded:
     if type(command) is Post:
         parts = [part for row in command.rows for part in row]
         return _HEAD.pack(4, now, command.outbox_max, 0, 0, 0), _strings(parts), b""
+    if type(command) is Epoch:
+        return _HEAD.pack(6, now, 0, 0, 0, 0), _strings([command.known, command.made]), b""
     assert isinstance(command, Take)  # noqa: S101 - the union has no other member
     return _HEAD.pack(5, now, LEASE_MS, command.limit, 0, 0), _strings([command.owner, command.done]), b""
 
@@ -47,6 +61,9 @@ def decode(command: Record, reply: bytes) -> Any:
     if isinstance(command, Once):
         now, yes = unpack_from("<dd", reply)
         return OnceAnswer(int(now), bool(yes))
+    if isinstance(command, Epoch):
+        now, evicts = unpack_from("<dB", reply)
+        return EpochNow(int(now), reply[9:].decode(), bool(evicts))
     now, leased, dropped = _THREE.unpack_from(reply)
     texts = [*_texts(reply, _THREE.size)]
     rows = tuple(

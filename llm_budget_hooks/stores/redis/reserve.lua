@@ -121,6 +121,7 @@ end
 
 if #failures > 0 and mode ~= 3 and not replay then return pack('<Bd', 1, now) .. table.concat(failures) .. id end
 if mode == 1 then return pack('<Bddd', 0, now, 0, 0) .. id end
+if given < 0 then renew(now) end
 
 for i = 1, n do
   local r = 6 * (i - 1)

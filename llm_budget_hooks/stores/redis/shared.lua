@@ -13,6 +13,7 @@
 --   r, s                   how often the settings were changed, and the hash of them; both for ever
 --   y:<history>            the last runs: at, value
 --   m:<mark>               how often it was asked, when it last said yes
+--   z                      the epoch of these balances, and when it was last written, as text: the time only goes up
 --   j:<journal>            how far a journal was replayed, as text
 --   q, qd, ql              the stream to the ledger, how many rows it had no room for, and who drains it
 -- A rule is: meter, kind, scope (0 global, 1 tenant, 2 user and answer), limit, end of window, length of window.
@@ -29,11 +30,30 @@ local NEVER = MAX_AMOUNT
 local KINDS = {[0] = 'open', 'expired', 'released', 'charged', 'settled'}
 local SAMPLES, HISTORY = 20, 2592000000
 local JOURNAL = 3456000000
+local STAMP, STAMP_EVERY = 34560000000, 100
 local SWEEP_LIMIT = 64
 local GAUGE_TTL = 172800000
 local UNSWEPT = 3024000000 -- 35 days: an open hold outlives every window it can be charged in
 local RULE = 'BBBddd'
 local empty = true -- whether the global index of open holds may have been empty
+
+-- The last argument is what the caller knows: an epoch and a time that the store's own cannot be before. Balances that
+-- were lost or set back are no new ones: the answer is LOST and the store's epoch, and nothing is changed.
+local stamp, last_stamp = nil, 0
+if ARGV[#ARGV] ~= '' then
+  stamp = call('GET', root .. 'z') or ''
+  local epoch, last = string.match(stamp, '^(%S+) (%d+)$')
+  local known, least = string.match(ARGV[#ARGV], '^(%S+) (%d+)$')
+  if epoch ~= known or tonumber(last) < tonumber(least) then return 'LOST' .. stamp end
+  stamp, last_stamp = epoch, tonumber(last)
+end
+
+-- Write down that the balances are of this time, now and then.
+local function renew(now)
+  if stamp and now >= last_stamp + STAMP_EVERY then
+    call('SET', root .. 'z', stamp .. string.format(' %d', now), 'PX', STAMP)
+  end
+end
 
 -- The store's time in ms, unless the caller's clock rules.
 local function time_of(given)
