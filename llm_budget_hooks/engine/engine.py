@@ -325,6 +325,7 @@ class BudgetEngine(Administration):
         for wait in BEFORE_FLUSH:
             wait()
         self._store.ask_again()
+        self._outage.look()
         self.run(self._resend())
         self._drained()
 
@@ -333,6 +334,7 @@ class BudgetEngine(Administration):
         for wait in BEFORE_FLUSH:
             await _in_thread(wait)
         self._store.ask_again()
+        self._outage.look()
         await self.arun(self._resend())
         await _in_thread(self._drained)
 

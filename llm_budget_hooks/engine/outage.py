@@ -117,6 +117,11 @@ class Outage:
                 _log.exception("on_degraded failed.")
         return True
 
+    def look(self) -> None:
+        """See whether other processes have left something in the journal."""
+        if self._journal is not None and not self.waiting:
+            self.waiting = self._journal.waiting()
+
     def end(self) -> bool:
         """Take note that the store has answered; True if it was away before."""
         self.waiting = self._journal is not None and self._journal.waiting()

@@ -1,0 +1,95 @@
+"""Forks, spawned copies, threads and loops while the store is away, and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import BudgetEngine, Call
+from llm_budget_hooks.testing import DelayProxy, RedisServer
+
+POLICY: dict[str, Any] = {
+    "budgets": [{"scope": "global", "limit": "$5", "window": "day"}],
+    "store_timeout": "300ms",
+    "degraded_allowance": "$3",
+}
+CALL = Call(model="m", amount="0.10")
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[DelayProxy]:
+    with DelayProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+def spend(engine: BudgetEngine) -> None:
+    engine.settle(engine.reserve(CALL), cost="0.07")
+
+
+def in_fork(engine: BudgetEngine) -> None:
+    pid = os.fork()
+    if not pid:
+        try:
+            spend(engine)
+        finally:
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def total(engine: BudgetEngine) -> list[Any]:
+    engine.flush()
+    return [(s.spent, s.reserved) for s in engine.status()]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forks_before_and_after_first_use_share_one_journal(proxy: DelayProxy, tmp_path: Path) -> None:
+    with BudgetEngine.open(proxy.url, POLICY, journal=tmp_path / "j") as engine:
+        in_fork(engine)
+        spend(engine)
+        in_fork(engine)
+        proxy.stall = True
+        in_fork(engine)
+        spend(engine)
+        in_fork(engine)
+        spend(engine)
+        proxy.stall = False
+        assert total(engine) == [(Decimal("0.07") * 7, 0)]
+
+
+def test_spawned_copies_share_the_journal(proxy: DelayProxy, tmp_path: Path) -> None:
+    with BudgetEngine.open(proxy.url, POLICY, journal=tmp_path / "j") as engine:
+        spend(engine)
+        proxy.stall = True
+        processes = [multiprocessing.get_context("spawn").Process(target=spend, args=(engine,)) for _ in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        proxy.stall = False
+        assert total(engine) == [(Decimal("0.07") * 3, 0)]
+
+
+def test_threads_and_loops_of_one_process_share_the_journal(proxy: DelayProxy, tmp_path: Path) -> None:
+    async def awaited(engine: BudgetEngine) -> None:
+        await engine.asettle(await engine.areserve(CALL), cost="0.07")
+
+    with BudgetEngine.open(proxy.url, POLICY, journal=tmp_path / "j") as engine:
+        spend(engine)
+        proxy.stall = True
+        threads = [threading.Thread(target=spend, args=(engine,)) for _ in range(4)]
+        threads += [threading.Thread(target=lambda: asyncio.run(awaited(engine))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        proxy.stall = False
+        assert total(engine) == [(Decimal("0.07") * 9, 0)]
