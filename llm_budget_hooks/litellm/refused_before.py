@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from llm_budget_hooks.engine import BudgetEngine
+from llm_budget_hooks.litellm.calls import priced_name
 from llm_budget_hooks.litellm.refusal import BudgetRefused
 
 _REFUSED: Final = "_llm_budget_refused"
@@ -50,13 +51,13 @@ def unchanged(asked: Mapping[str, Any]) -> Iterator[None]:
 
 
 def refuse_again(engine: BudgetEngine, asked: Mapping[str, Any]) -> None:
-    """Refuse an attempt that follows on a refused one, unless the policy lets a cheaper tier pass.
+    """Refuse an attempt that follows on a refused one, unless the policy lets its cheaper model pass.
 
     Raises:
         BudgetRefused: with the facts of the first refusal.
     """
     refusal = getattr(asked.get("litellm_logging_obj"), _REFUSED, None) or _of_trace(asked)
-    if refusal is not None and not _lets_cheaper_pass(engine):
+    if refusal is not None and not (_lets_cheaper_pass(engine) and engine.is_cheap(priced_name(engine, asked))):
         raise type(refusal).of(refusal)
 
 

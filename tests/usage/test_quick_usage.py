@@ -131,7 +131,7 @@ ANSWERS = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(ANSWERS, st.sampled_from(PROVIDERS))
 def test_both_ways_give_the_same_for_any_answer(answer: dict[str, Any], provider: str | None) -> None:
     check_both_ways(answer, provider)
