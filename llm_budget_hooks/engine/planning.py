@@ -226,7 +226,8 @@ class Planning:
         try:
             recover(self._store, self._trail.ledger, self._planner, self._given_ms(), error)
         except Exception as problem:  # noqa: BLE001 - a ledger that is down too raises errors of its own
-            _log.warning("Lost balances are not back yet: %s", problem)
+            level = logging.DEBUG if self._outage.active else logging.WARNING
+            _log.log(level, "Lost balances are not back yet: %s", problem)
             return False
         self._book_again()
         return True
