@@ -140,9 +140,8 @@ def _store(url: str | None) -> Iterator[str]:
 
 def _engine(url: str, policy: Mapping[str, Any]) -> BudgetEngine:
     """An engine with balances of its own, also where an earlier demo has left some."""
-    return BudgetEngine.open(
-        url, {"namespace": f"demo-{uuid.uuid4().hex[:12]}", "estimate": "bound", "store_timeout": "10s", **policy}
-    )
+    own = {"namespace": f"demo-{uuid.uuid4().hex[:12]}", "estimate": "bound", "store_timeout": "10s", "alert_at": ()}
+    return BudgetEngine.open(url, {**own, **policy})
 
 
 def _answering(url: str) -> None:
