@@ -18,6 +18,7 @@ _TOOL_PROMPT: Final = 600
 """What a provider adds to explain tools to the model; the largest known is Anthropic's, 346 to 530 tokens."""
 _DECLARED: Final = ("tools", "functions", "response_format", "text", "output_config", "prediction")
 _ELSEWHERE: Final = ("previous_response_id", "conversation", "cached_content", "cachedContent")
+_MESSAGE: Final = frozenset({"role", "content"})
 _INSIDE: Final = ("content", "parts", "toolResult", "output")
 
 
@@ -90,6 +91,8 @@ class _Counting:
         return total
 
     def _part(self, part: Mapping[str, Any]) -> int:
+        if part.keys() == _MESSAGE and isinstance(part["content"], str):
+            return _PER_PART + self._text(part["content"])
         kind = part.get("type")
         if kind in IMAGES or "image" in part or _mime(part).startswith("image/"):
             return self._image_bound()

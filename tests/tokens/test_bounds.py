@@ -242,3 +242,10 @@ print(*(n for n in ("litellm", "langchain_core", "requests") if n in sys.modules
 def test_a_tokenizer_that_is_not_there_is_done_without() -> None:
     assert not tokens.warm("no_such_encoding")
     assert tokens.counted("one two three", "no-such-model") >= 3
+
+
+@pytest.mark.parametrize("text", ["", "a question of some words", SCRIPTS["Thai"]])
+def test_a_message_of_one_text_is_bounded_as_one_with_more_fields(text: str) -> None:
+    """A field of None is not sent, and its message is read the long way."""
+    short = {"role": "user", "content": text}
+    assert tokens.input_bound("x", [short]) == tokens.input_bound("x", [{**short, "name": None}])
