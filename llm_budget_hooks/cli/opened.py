@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import BudgetError, ConfigurationError
+from llm_budget_hooks.errors import BudgetError, ConfigurationError, PriceUnknown
 from llm_budget_hooks.models import Policy
 
 FINDING = 1
@@ -26,7 +26,8 @@ def mistakes_told() -> Iterator[None]:
         yield
     except BudgetError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(WRONG_USE if isinstance(error, ConfigurationError) else FINDING) from None
+        wrong_use = isinstance(error, (ConfigurationError, PriceUnknown))
+        raise typer.Exit(WRONG_USE if wrong_use else FINDING) from None
 
 
 def engine_of(

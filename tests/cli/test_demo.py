@@ -106,17 +106,19 @@ def test_it_is_over_in_thirty_seconds(on_sqlite: Figures) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "said", "code"),
     [
-        (("--store", "nope://x"), "no store is named 'nope'"),
-        (("--store", "sqlite:////no/such/folder/x.db"), "folder"),
-        (("--store", "redis://127.0.0.1:1/0"), "cannot be reached"),
-        (("--model", "no-such-model"), "No price is known"),
+        (("--store", "nope://x"), "no store is named 'nope'", 2),
+        (("--store", "sqlite:////no/such/folder/x.db"), "folder", 2),
+        (("--model", "no-such-model"), "No price is known", 2),
+        (("--store", "redis://127.0.0.1:1/0"), "cannot be reached", 1),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(args: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_2_and_a_store_that_is_away_is_1(
+    args: tuple[str, ...], said: str, code: int
+) -> None:
     done = llm_budget("demo", *args)
-    assert done.returncode == 2
+    assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
