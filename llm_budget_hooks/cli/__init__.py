@@ -425,12 +425,15 @@ def reconcile(
     with mistakes_told():
         from llm_budget_hooks.cli.opened import ledger_of
         from llm_budget_hooks.cli.reconcile import run
+        from llm_budget_hooks.errors import ConfigurationError
         from llm_budget_hooks.models import Policy
         from llm_budget_hooks.reconcile import book, open_books
 
         provided, kept = open_books(books, url=url, provider=provider), ledger_of(ledger)
         if booking:
             with engine_of(store, policy, None, ledger) as engine:
+                if not engine.shared:
+                    raise ConfigurationError("--book needs the store that calls use; this one ends with the command.")
                 by = "llm-budget reconcile"
                 run(
                     kept, provided, engine.policy, since, until, as_json,

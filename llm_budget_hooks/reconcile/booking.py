@@ -6,7 +6,8 @@ from decimal import Decimal
 
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.reconcile.comparison import Reconciliation
+from llm_budget_hooks.money import parse_correction
+from llm_budget_hooks.reconcile.comparison import Line, Reconciliation
 
 
 def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = None, by: str = "") -> Decimal:
@@ -25,7 +26,8 @@ def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = No
         the sum of the differences, in dollars.
 
     Raises:
-        ConfigurationError: the engine has no ledger, or no budget of money is about these.
+        ConfigurationError: the engine has no ledger, no budget of money is about these, or a difference is more than
+            a correction can be; nothing is booked.
         StoreUnavailable: the store did not answer; what was booked until then is booked.
     """
     if engine.ledger is None:
@@ -33,6 +35,15 @@ def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = No
     if not any(line.meter == "usd" for line in engine.status(tenant=tenant)):
         raise ConfigurationError("No budget of money is global: name the tenant whose budgets are to be corrected.")
     for line in found.flagged:
+        _bookable(line)
+    for line in found.flagged:
         engine.adjust(tenant=tenant, cost=line.difference, reason=line.reason, by=by)
     engine.flush()
     return sum((line.difference for line in found.flagged), Decimal(0))
+
+
+def _bookable(line: Line) -> None:
+    try:
+        parse_correction(line.difference)
+    except ValueError as error:
+        raise ConfigurationError(f"{line.day} {line.model}: {error}; nothing is booked") from None

@@ -148,19 +148,26 @@ def reconcile(
         raise ConfigurationError("a span is a first day and a later one; a tolerance is not below 0")
     names = _Names(PriceBook() if prices is None else prices)
     billed = _billed((line for line in books.lines(since, until) if since <= line.day < until), names)
-    ours = _ours(ledger, names, since, until)
-    wanted = {key for key in ours if _about(books.provider, key[1], names, billed)}
+    ours = _ours(ledger, names, since, until, _Owned(books.provider, names, frozenset(name for _, name in billed)))
     moment = datetime.now(UTC) if now is None else now
     lines = []
-    for key in sorted(wanted | billed.keys()):
+    for key in sorted(ours.keys() | billed.keys()):
         final = datetime(key[0].year, key[0].month, key[0].day, tzinfo=UTC) + _DAY + _LATE <= moment
         lines.append(_line(key, ours.get(key, _Side()), billed.get(key, _Side()), tolerance, final))
     return Reconciliation(tuple(lines))
 
 
-def _about(provider: str | None, model: str, names: _Names, billed: _Sides) -> bool:
-    owners = {owner for name, owner in names.known.values() if name == model and owner}
-    return provider is None or provider in owners or any(name == model for _, name in billed)
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Which calls the books are about: all, or those of one provider and of models that nobody knows the owner of."""
+
+    provider: str | None
+    names: _Names
+    billed: frozenset[str]
+
+    def has(self, model: str) -> bool:
+        name, owner = self.names.of(model)
+        return self.provider in (None, owner) or (not owner and name in self.billed)
 
 
 def _billed(lines: Iterable[Billed], names: _Names) -> _Sides:
@@ -176,16 +183,20 @@ def _billed(lines: Iterable[Billed], names: _Names) -> _Sides:
     return sides
 
 
-def _ours(ledger: Ledger, names: _Names, since: date, until: date) -> _Sides:
+def _ours(ledger: Ledger, names: _Names, since: date, until: date, owned: _Owned) -> _Sides:
     sides: _Sides = {}
     day = since
     while day < until:
         begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
         for run in every(ledger.runs, since=begins, until=begins + _DAY):
-            _add(sides.setdefault((day, names.of(run.served or run.model)[0]), _Side()), run)
+            model = run.served or run.model
+            if owned.has(model):
+                _add(sides.setdefault((day, names.of(model)[0]), _Side()), run)
         day += _DAY
     for correction in every(ledger.adjustments):
         for key, side in _corrected(correction.reason, sides, since, until).items():
+            if owned.provider is not None and key not in sides and key[1] not in owned.billed:
+                continue
             side.cost += to_decimal(correction.booked_nusd)
             sides[key] = side
     return sides

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -28,6 +29,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "cached_input_tokens": ("cached_input_tokens", "input_cached_tokens", "cache_read_input_tokens"),
     "output_tokens": ("output_tokens", "completion_tokens", "n_generated_tokens_total"),
 }
+_THOUSANDS: Final = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 _COUNTS: Final = ("requests", "input_tokens", "cached_input_tokens", "output_tokens")
 
 
@@ -48,13 +50,20 @@ class ExportedBooks:
         Raises:
             ConfigurationError: the file cannot be read, or a row of it is not what it should be; the place is named.
         """
+        found = False
         for at, row in enumerate(self._rows(), 1):
             try:
                 line = _billed({name.strip().lower(): value for name, value in row.items()})
-            except (ValueError, InvalidOperation, OverflowError, AttributeError) as error:
+            except (ValueError, InvalidOperation, OverflowError, AttributeError, TypeError) as error:
                 raise ConfigurationError(f"{self._path.name}: row {at}: {error or 'no amount'}") from None
             if since <= line.day < until:
+                found = True
                 yield line
+        if not found:
+            raise ConfigurationError(
+                f"{self._path.name}: there is no row of {since} to {until}, the day after the last; "
+                "an export without rows is not taken for a bill of nothing"
+            )
 
     def _rows(self) -> Iterable[Mapping[str, Any]]:
         try:
@@ -62,10 +71,13 @@ class ExportedBooks:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{self._path.name}: the file cannot be read ({type(error).__name__})") from None
         if self._path.suffix.lower() == ".csv":
-            return csv.DictReader(text.splitlines())
+            try:
+                return list(csv.DictReader(text.splitlines()))
+            except csv.Error as error:
+                raise ConfigurationError(f"{self._path.name}: this is no CSV ({error})") from None
         try:
             found = json.loads(text, parse_float=Decimal)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"{self._path.name}: this is neither .csv nor JSON ({error})") from None
         rows = found.get("data") if isinstance(found, dict) else found
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -102,7 +114,10 @@ def dollars(value: object) -> Decimal:
     """A finite amount of dollars, from the figure or text that books have it in."""
     if value is None:
         raise ValueError(f"it names no cost; accepted columns: {', '.join(_NAMES['cost'])}")
-    amount = Decimal(str(value).strip().removeprefix("$").replace(",", ""))
+    text = str(value).strip().removeprefix("$")
+    if "," in text and not _THOUSANDS.fullmatch(text):
+        raise ValueError(f"{value!r} is no amount; a comma only parts thousands, as in 1,234.56")
+    amount = Decimal(text.replace(",", ""))
     if not amount.is_finite():
         raise ValueError(f"{value!r} is no amount")
     return amount

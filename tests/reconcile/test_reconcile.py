@@ -184,6 +184,52 @@ def test_books_of_one_provider_say_nothing_of_others(kept: Kept) -> None:
     assert len(kept.against(Written()).lines) == 2
 
 
+def test_calls_of_the_same_model_through_another_provider_are_not_on_its_bill(kept: Kept) -> None:
+    kept.call("gpt-4o", "0.10")
+    kept.call("azure/gpt-4o", "0.30")
+    kept.call("claude-sonnet-4-5", "0.20")
+    kept.call("vertex_ai/claude-sonnet-4-5@20250929", "0.40")
+    kept.call("gpt-4o-of-nobody", "0.50")
+    openai = Written(Billed(DAY, "gpt-4o-2024-08-06", Decimal("0.1")), provider="openai")
+    assert found(kept.against(openai)) == [("gpt-4o", Decimal("0.1"), Decimal("0.1"), False)]
+    anthropic = Written(Billed(DAY, "claude-sonnet-4-5-20250929", Decimal("0.2")), provider="anthropic")
+    assert [line[1:] for line in found(kept.against(anthropic))] == [(Decimal("0.2"), Decimal("0.2"), False)]
+
+
+def test_a_correction_that_cannot_be_keeps_the_others_from_being_booked(tmp_path: Path) -> None:
+    rules = {"budgets": [{"name": "all", "scope": "global", "limit": "$50", "window": "day"}]}
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with BudgetEngine.open("memory://", rules, ledger=ledger, clock=lambda: NOON) as engine:
+        engine.charge(Call(model="claude-sonnet-4-5"), cost="0.50")
+        engine.flush()
+        books = Written(Billed(DAY, "claude-sonnet-4-5", Decimal(1)), Billed(DAY, "gpt-4o", Decimal(99_999_999)))
+        result = reconcile(engine.ledger, books, DAY, NEXT, now=NOON + timedelta(days=10))
+        assert len(result.flagged) == 2
+        with pytest.raises(ConfigurationError, match=r"gpt-4o: .* nothing is booked"):
+            book(engine, result)
+        assert [status.spent for status in engine.status()] == [Decimal("0.5")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("x.csv", "", "no row of 2026-11-01"),
+        ("x.csv", "date,model,cost\n", "no row of 2026-11-01"),
+        ("x.csv", "a\0b,model,cost\n", "no row of 2026-11-01"),
+        ("x.csv", "date,model,cost\n2026-10-31,gpt-4o,1\n", "no row of 2026-11-01"),
+        ("x.json", "[]", "no row of 2026-11-01"),
+        ("x.json", "[" * 100_000, "neither"),
+        ("x.csv", 'date,model,cost\n2026-11-01,gpt-4o,"1.234,56"\n', "comma"),
+        ("x.csv", "date,model,cost\n2026-11-01,gpt-4o," + "1" * 140_000, "no CSV"),
+        ("x.json", '[{"date":"2026-11-01","model":"gpt-4o","cost":1,"requests":{"a":1}}]', "row 1"),
+    ],
+)
+def test_an_export_that_is_cut_short_is_no_bill_of_nothing(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigurationError, match=says):
+        list(ExportedBooks(tmp_path / name).lines(DAY, NEXT))
+
+
 def test_a_span_without_a_day_is_a_mistake(kept: Kept) -> None:
     with pytest.raises(ConfigurationError, match="span"):
         kept.against(Written(), until=DAY)

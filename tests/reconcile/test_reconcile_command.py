@@ -119,3 +119,12 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(
     done = llm_budget("reconcile", *args, "--ledger", kept)
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_nothing_is_booked_in_a_store_that_ends_with_the_command(kept: str, bill: Any, tmp_path: Path) -> None:
+    (tmp_path / "budgets.toml").write_text('[[budgets]]\nscope = "global"\nlimit = "$50"\nwindow = "day"\n')
+    private = ("--book", "--store", "memory://", "--policy", tmp_path / "budgets.toml", "--ledger", kept)
+    done = llm_budget("reconcile", bill("0.50"), *private, *SPAN)
+    assert done.exit_code == 2
+    assert "ends with the command" in done.stderr
+    assert llm_budget("reconcile", bill("0.50"), "--ledger", kept, *SPAN).exit_code == 1
