@@ -240,10 +240,11 @@ class Journal:
         if connection.execute("PRAGMA user_version").fetchone()[0]:
             return
         connection.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA:
-            connection.execute(statement)
-        connection.execute("INSERT OR IGNORE INTO state VALUES (1, ?, 0, 0)", (os.urandom(12).hex(),))
-        connection.execute("PRAGMA user_version = 1")
+        if not connection.execute("PRAGMA user_version").fetchone()[0]:
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.execute("INSERT OR IGNORE INTO state VALUES (1, ?, 0, 0)", (os.urandom(12).hex(),))
+            connection.execute("PRAGMA user_version = 1")
         connection.execute("COMMIT")
 
     def _renew(self) -> None:

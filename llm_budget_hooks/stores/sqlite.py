@@ -161,19 +161,28 @@ class SqliteStore:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == SCHEMA_VERSION:
+        if self._has_schema(connection):
             return
-        if version:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if not self._has_schema(connection):  # others may have made it while this one waited for the lock
+                for statement in SCHEMA:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _has_schema(self, connection: sqlite3.Connection) -> bool:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, SCHEMA_VERSION):
             raise ConfigurationError(
                 f"{self._path.name} was made by another version of this package (schema {version}, "
                 f"this one reads {SCHEMA_VERSION}); use a new file."
             )
-        connection.execute("BEGIN IMMEDIATE")
-        for statement in SCHEMA:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
+        return bool(version)
 
     def _check_file(self) -> None:
         if self._path.is_dir():

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,28 @@ def test_b037_b045_every_key_has_a_time_to_live_and_no_id_in_its_name(redis_serv
         assert b"marked" not in key
         assert redis_server.command("PTTL", key) > 0, key
     engine.close()
+
+
+def test_a_file_that_another_process_makes_at_the_same_moment_is_no_trouble(tmp_path: Path) -> None:
+    """The moment between the look for tables and the lock, in which another process makes them."""
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    rules = {"budgets": [{"scope": "global", "limit": "$1", "window": "day"}], "on_store_error": "deny"}
+
+    class Overtaken:
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self.connection = connection
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.connection, name)
+
+        def execute(self, statement: str) -> Any:
+            if statement == "BEGIN IMMEDIATE":
+                with BudgetEngine.open(url, rules) as first:
+                    first.charge(Call(model="m"), cost="0.10")
+            return self.connection.execute(statement)
+
+    with BudgetEngine.open(url, rules) as engine:
+        connection = sqlite3.connect(tmp_path / "new.db", isolation_level=None)
+        engine._store._prepare(Overtaken(connection))  # type: ignore[attr-defined]  # the store is one on SQLite
+        connection.close()
+        assert [status.spent for status in engine.status()] == [Decimal("0.1")]
