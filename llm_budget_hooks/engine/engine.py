@@ -180,7 +180,7 @@ class BudgetEngine(Administration):
             return self.run(self._ended(finish, reservation, answer))
         if self._near(reservation, answer):
             self.run(self._alert_of(reservation, answer))
-        return self._settled(finish, reservation, answer)
+        return self._settled(finish, reservation, answer, usage)
 
     async def asettle(
         self,
@@ -204,7 +204,7 @@ class BudgetEngine(Administration):
             return await self.arun(self._ended(finish, reservation, answer))
         if self._near(reservation, answer):
             await self.arun(self._alert_of(reservation, answer))
-        return self._settled(finish, reservation, answer)
+        return self._settled(finish, reservation, answer, usage)
 
     def release(self, reservation: Reservation | str) -> Settlement:
         """Give a hold back: nothing was or will be billed. Corrects a provisional end to zero."""

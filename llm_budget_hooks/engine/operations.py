@@ -329,16 +329,17 @@ class Operations(Answers):
     def _alert_of(self, held: Reservation, answer: Finished) -> Steps[None]:
         yield from self._alert(held._shape, held._keys, answer.spent, held.call, answer.now_ms)
 
-    def _settled(self, finish: Finish, held: Reservation, answer: Finished) -> Settlement:
+    def _settled(self, finish: Finish, held: Reservation, answer: Finished, usage: Usage | None) -> Settlement:
         """What a settle returns for a hold that was open."""
         held._ended = answer.state
         self._after(finish, held, answer)
         known, estimate = finish.cost_nusd, held._estimate_nusd
         final = finish.final and known is not None
         booked = known if final and known is not None else estimate
+        exact = final and (usage is None or usage.exact)
         if self._utterances:
-            self._tell(held, booked, final)
-        return Settlement(held.id, "settled", booked, estimate, final)
+            self._tell(held, booked, exact)
+        return Settlement(held.id, "settled", booked, estimate, exact)
 
     def _settlement(
         self,

@@ -31,7 +31,7 @@ class Settlement:
             ``unknown``: no such hold is known, or the store could not be reached and the settle is kept for later.
         cost_nusd: what was booked, in nano-dollars; None if nothing was or it is not known.
         estimate_nusd: what was held, in nano-dollars; None for a bare id.
-        exact: False if the cost is a guess: an unknown outcome, or usage without a price.
+        exact: False if the cost is a guess: an unknown outcome, or usage without a price or that is a guess.
         differs: a second final settle named another amount; nothing was changed.
         pending: the store could not be reached; the settle is sent again with a later operation.
     """

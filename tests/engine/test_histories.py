@@ -306,3 +306,13 @@ def test_an_answer_above_its_ceiling_is_in_the_ledger(engine_url: str, tmp_path:
         engine.flush()
         rows = engine.ledger.refusals().items
         assert sorted((row.code, row.stage) for row in rows) == [("answer_actual", "end"), ("answer_estimate", "start")]
+
+
+def test_a_settlement_whose_usage_is_a_guess_is_not_exact_and_its_answer_is_no_sample(opened: Opened) -> None:
+    engine = opened(USER_DAY, ANSWER)
+    for _ in range(6):
+        with engine.utterance(tenant="acme", user="u1", feature="chat") as scope:
+            guess = Usage(input_tokens=1000, output_tokens=9, exact=False)
+            settled = engine.settle(engine.reserve(call()), usage=guess)
+            assert (settled.status, settled.exact) == ("settled", False)
+            assert scope.estimate is None

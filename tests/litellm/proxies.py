@@ -93,7 +93,11 @@ def running(
             yield Proxy(f"http://127.0.0.1:{port}", engine)
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(30)
 
 
 def _config(provider: FakeProvider, settings: dict[str, Any]) -> dict[str, Any]:
