@@ -171,7 +171,8 @@ def test_b030_a_redis_that_evicts_is_refused_at_start(policy: str) -> None:
 
 def test_a_redis_that_has_no_memory_limit_evicts_nothing() -> None:
     with RedisServer(args=("--maxmemory-policy", "allkeys-lru")) as server:
-        BudgetEngine.open(server.url, POLICY).close()
+        with BudgetEngine.open(server.url, POLICY) as engine:
+            assert engine.check(CALL).allowed
 
 
 def test_rebuild_can_be_awaited(server: RedisServer, tmp_path: Path) -> None:
