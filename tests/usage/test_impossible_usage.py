@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm_budget_hooks.models import Usage
@@ -112,6 +112,7 @@ ANSWERS = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(ANSWERS, st.sampled_from([None, "xai", "perplexity", "anthropic"]))
 def test_no_answer_makes_an_exception_or_a_negative_cost(answer: Any, provider: str | None) -> None:
     usage = usage_from(answer, provider)
@@ -121,6 +122,7 @@ def test_no_answer_makes_an_exception_or_a_negative_cost(answer: Any, provider: 
         assert max(usage.reasoning_tokens, usage.output_audio_tokens) <= usage.output_tokens
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
 def test_b073_no_count_of_cached_tokens_makes_credit(prompt: int, cached: int, output: int) -> None:
     usage = chat(prompt, output, cached=cached) or Usage()
