@@ -76,9 +76,7 @@ class Answers(Readings):
         Raises:
             BudgetExceeded: it is more than the ceiling, and no other budget says no before.
         """
-        key = _answers(call.tenant, call.feature)
-        yield from self._known((key,))
-        expected = self._planner.histories.p90(key, "", self.now_ms())
+        expected = yield from self._expected(call)
         if self._above(call, expected) is not None:
             outcome = yield from self._check_balances(call)
             if outcome.refusal is not None:
@@ -90,11 +88,15 @@ class Answers(Readings):
         joined, scope = self._joined(call)
         outcome = yield from self._check_balances(call)
         if outcome.allowed and self._begins(joined, scope):
-            key = _answers(joined.tenant, joined.feature)
-            yield from self._known((key,))
-            refused = self._above(joined, self._planner.histories.p90(key, "", self.now_ms()))
+            refused = self._above(joined, (yield from self._expected(joined)))
             return outcome if refused is None else Outcome(False, refused, outcome.estimate)
         return outcome
+
+    def _expected(self, call: Call) -> Steps[int | None]:
+        """What the last answers of a call's feature cost; None of too few."""
+        key = _answers(call.tenant, call.feature)
+        yield from self._known((key,))
+        return self._planner.histories.p90(key, "", self.now_ms())
 
     def _known(self, keys: tuple[str, ...]) -> Steps[None]:
         """Read what is not known of some histories; without a store the steps' budgets have to do."""

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.transitions import MAX_AMOUNT, Answer, Command, Hold, State, Take, apply
+from llm_budget_hooks.transitions import MAX_AMOUNT, Answer, Command, Hold, State, apply
 from llm_budget_hooks.transitions.rolling import NEVER, Entry
 
 _OPEN = int(State.OPEN)
@@ -268,8 +268,7 @@ class MemoryStore:
             self._refuse()
         with self._lock:
             now = self.now_ms() if command.now_ms is None else command.now_ms
-            if type(command) is not Take:
-                self._cells.purge(now)
+            self._cells.purge(now)
             return apply(self._cells, command, now)
 
     async def aexecute(self, command: Command) -> Answer:

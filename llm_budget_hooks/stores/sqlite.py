@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.stores.rows import SCHEMA, SCHEMA_VERSION, SqliteCells
-from llm_budget_hooks.transitions import Answer, Command, Take, apply
+from llm_budget_hooks.transitions import Answer, Command, apply
 
 _HEADER = b"SQLite format 3\x00"
 _PURGE_EVERY = 64
@@ -125,7 +125,7 @@ class SqliteStore:
             answer = apply(cells, command, now)
             self._count += 1
             cells.write()
-            if self._count % _PURGE_EVERY == 0 and type(command) is not Take:
+            if self._count % _PURGE_EVERY == 0:
                 cells.purge(now)
             connection.execute("COMMIT")
         except BaseException:
