@@ -30,6 +30,11 @@ def normalised(text: str | None) -> str:
     return text.strip() if text.isascii() else unicodedata.normalize("NFC", text).strip()
 
 
+def tenant_name(text: str | None) -> str:
+    """A tenant as accounts know it; ``default`` for calls that name none."""
+    return normalised(text) or DEFAULT_TENANT
+
+
 @lru_cache(maxsize=8192)
 def identity(tenant: str, user: str) -> tuple[str, str]:
     """The keys of a tenant and of a user within it."""

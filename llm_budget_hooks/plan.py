@@ -12,7 +12,7 @@ from llm_budget_hooks import estimates
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
 from llm_budget_hooks.estimates import StepBudget
 from llm_budget_hooks.histories import Histories, answer_key, output_key, step_key
-from llm_budget_hooks.keys import DEFAULT_TENANT, IDS, digest, hold_key, identity, normalised
+from llm_budget_hooks.keys import DEFAULT_TENANT, IDS, digest, hold_key, identity, normalised, tenant_name
 from llm_budget_hooks.models import Basis, Budget, Call, Policy
 from llm_budget_hooks.models.trail import run_facts
 from llm_budget_hooks.money import parse_nusd
@@ -207,7 +207,7 @@ class Planner:
             call: whose utterance it is, and of which feature.
             now_ms: the store's time, as far as it is known.
         """
-        tenant, user = normalised(call.tenant) or DEFAULT_TENANT, normalised(call.user)
+        tenant, user = tenant_name(call.tenant), normalised(call.user)
         found, until_ms = self._of(tenant, now_ms)
         lines = [n for n in found if n.budget.count == "entry" and n.budget.covers(call.feature, call.model)]
         if not lines:
@@ -223,7 +223,7 @@ class Planner:
 
     def read(self, tenant: str | None, user: str | None, now_ms: int) -> tuple[Read, tuple[_Line, ...]]:
         """Plan a reading of all budgets that are about a tenant and a user; without a tenant, the global ones."""
-        name = normalised(tenant) or DEFAULT_TENANT
+        name = tenant_name(tenant)
         scopes = {"global"} | ({"tenant"} if tenant is not None else set()) | ({"user"} if user is not None else set())
         lines = tuple(line for line in self._of(name, now_ms)[0] if line.budget.scope in scopes)
         compiled = self._summary(lines).at(now_ms)
@@ -236,14 +236,14 @@ class Planner:
 
     def answer_lines(self, tenant: str | None, feature: str | None) -> tuple[_Line, ...]:
         """The ceilings of an answer of a feature."""
-        lines = self._of(normalised(tenant) or DEFAULT_TENANT, self._seen_ms)[0]
+        lines = self._of(tenant_name(tenant), self._seen_ms)[0]
         return tuple(n for n in lines if n.scope == 3 and (not n.budget.features or feature in n.budget.features))
 
     def read_answer(
         self, tenant: str | None, user: str | None, feature: str | None, utterance: str
     ) -> tuple[Read, tuple[_Line, ...]]:
         """Plan a reading of the answer budgets of an utterance."""
-        name, who = normalised(tenant) or DEFAULT_TENANT, normalised(user)
+        name, who = tenant_name(tenant), normalised(user)
         lines = self.answer_lines(tenant, feature)
         compiled = self._summary(lines).at(0)
         key, hashes = digest("a", name, who, utterance), identity(name, who)
@@ -259,7 +259,7 @@ class Planner:
 
     def windows(self, tenant: str | None) -> dict[str, Window | None]:
         """The window of each of a tenant's budgets, by the budget's name."""
-        lines, _ = self._of(normalised(tenant) or DEFAULT_TENANT, self._seen_ms)
+        lines, _ = self._of(tenant_name(tenant), self._seen_ms)
         return {line.budget.name: line.window for line in lines}
 
     def planned_nusd(self, tenant: str | None, feature: str | None, steps: Sequence[str], now_ms: int) -> int:
@@ -273,7 +273,7 @@ class Planner:
 
     def step_keys(self, tenant: str | None, feature: str | None, steps: Iterable[str]) -> tuple[str, ...]:
         """The histories of what some steps cost."""
-        name = normalised(tenant) or DEFAULT_TENANT
+        name = tenant_name(tenant)
         return tuple([step_key(name, feature or "", step) for step in steps])
 
     def _of(self, tenant: str, now_ms: int) -> tuple[tuple[_Line, ...], int]:

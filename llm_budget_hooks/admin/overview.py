@@ -13,7 +13,7 @@ from llm_budget_hooks.admin.rows import Dollars, Number, plain
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import StoreUnavailable
-from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
+from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.ledger import Cost, Ledger, LedgerUnavailable
 from llm_budget_hooks.models import Budget, BudgetStatus, instant
 from llm_budget_hooks.money import to_decimal
@@ -141,7 +141,7 @@ def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, 
     now = instant(engine.now_ms())
     lines = [Balance.of(line) for line in engine.status(tenant, user) if wide or line.scope != "global"]
     kills, changed = unless_away(engine.kills), unless_away(engine.overrides)
-    name = None if tenant is None else normalised(tenant) or DEFAULT_TENANT
+    name = None if tenant is None else tenant_name(tenant)
     own = [one for one in changed or () if tenant is None or one.tenant == name or (wide and not one.tenant)]
     rules = _rules(engine, name or "", {(o.tenant, o.budget): o.limit for o in own if o.limit is not None})
     return Overview(

@@ -12,7 +12,7 @@ from llm_budget_hooks.engine.corrections import Corrections
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
+from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.models import Budget
 from llm_budget_hooks.models.events import Event, EventKind
 from llm_budget_hooks.models.trail import event_facts, override_facts
@@ -236,7 +236,7 @@ class Administration(Corrections):
 
 
 def _whose(tenant: str | None) -> str:
-    return "" if tenant is None else normalised(tenant) or DEFAULT_TENANT
+    return "" if tenant is None else tenant_name(tenant)
 
 
 def _units(budget: Budget, limit: Decimal | int | str) -> int:

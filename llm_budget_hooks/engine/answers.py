@@ -11,7 +11,7 @@ from llm_budget_hooks.engine.refusals import answer_estimate
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import BudgetExceeded, StoreUnavailable
 from llm_budget_hooks.histories import answer_key
-from llm_budget_hooks.keys import DEFAULT_TENANT, digest, normalised
+from llm_budget_hooks.keys import digest, tenant_name
 from llm_budget_hooks.models import Call, Outcome
 from llm_budget_hooks.transitions import Balances, Meter, Once, OnceAnswer, Samples
 
@@ -119,7 +119,7 @@ class Answers(Readings):
     def _hold_to_ceiling(self, call: Call, expected: int | None) -> Steps[None]:
         """Refuse what is expected to be too expensive; after ten in a row, one in ten minutes runs."""
         error = self._above(call, expected)
-        key = digest("probe", normalised(call.tenant) or DEFAULT_TENANT, call.feature or "")
+        key = digest("probe", tenant_name(call.tenant), call.feature or "")
         if error is None:
             if key in self._refusing and expected is not None:
                 self._refusing.discard(key)
@@ -156,7 +156,7 @@ class Answers(Readings):
 
 
 def _answers(tenant: str | None, feature: str | None) -> str:
-    return answer_key(normalised(tenant) or DEFAULT_TENANT, feature or "")
+    return answer_key(tenant_name(tenant), feature or "")
 
 
 def call_of(scope: Utterance) -> Call:

@@ -11,7 +11,7 @@ from llm_budget_hooks.engine.operations import Operations
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.trail import unique
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
-from llm_budget_hooks.keys import DEFAULT_TENANT, hold_key, normalised
+from llm_budget_hooks.keys import hold_key, tenant_name
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.models.trail import adjustment_facts
 from llm_budget_hooks.money import parse_correction
@@ -27,8 +27,7 @@ class Corrections(Operations):
         self, tenant: str | None, user: str | None, budget: str | None, cost: object, reason: str, by: str
     ) -> Steps[None]:
         nusd = _checked(cost, tenant, user)
-        answer, lines = yield from self._read(lambda now: self._planner.read(tenant, user, now))
-        command, _ = self._planner.read(tenant, user, answer.now_ms)
+        answer, command, lines = yield from self._read(lambda now: self._planner.read(tenant, user, now))
         chosen = [at for at, line in enumerate(lines) if _counts(line) and budget in (None, line.budget.name)]
         if budget is not None and not chosen:
             names = ", ".join(repr(line.budget.name) for line in lines if _counts(line)) or "none"
@@ -60,7 +59,7 @@ class Corrections(Operations):
     def _told_of_correction(
         self, tenant: str | None, user: str | None, budget: str | None, nusd: int, reason: str, by: str
     ) -> Steps[None]:
-        name = normalised(tenant) or DEFAULT_TENANT
+        name = tenant_name(tenant)
         event = Event(
             "adjusted", self.now_ms(), tenant=tenant, user=user, budget=budget, cost_nusd=nusd, by=by or None,
             reason=reason or None,

@@ -28,7 +28,7 @@ from llm_budget_hooks.errors import (
     ReservationConflict,
     StoreUnavailable,
 )
-from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
+from llm_budget_hooks.keys import normalised, tenant_name
 from llm_budget_hooks.models import Call, Policy
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.models.trail import event_facts
@@ -274,7 +274,7 @@ class Planning:
 
     def _refuse_killed(self, call: Call) -> Steps[None]:
         """Raise if the tenant is stopped, once the store says that this is still so."""
-        tenant = normalised(call.tenant) or DEFAULT_TENANT
+        tenant = tenant_name(call.tenant)
         if self._settings.killed(tenant) is not None:
             try:
                 yield from self._refresh()

@@ -55,7 +55,7 @@ class Readings(Planning):
             return Outcome(True, None, estimate)
         return Outcome(False, cast("BudgetExceeded", self._refused(call, plan, answer)), estimate)
 
-    def _read(self, plan: Callable[[int], tuple[Read, Any]]) -> Steps[tuple[Balances, Any]]:
+    def _read(self, plan: Callable[[int], tuple[Read, Any]]) -> Steps[tuple[Balances, Read, Any]]:
         now = given = self._given_ms()
         if now is None:
             now = self._store.now_ms()
@@ -64,7 +64,7 @@ class Readings(Planning):
             command.now_ms = given
             answer: Balances = yield command
             if answer.verdict != Verdict.CLOCK:
-                return answer, lines
+                return answer, command, lines
             now = answer.now_ms
         raise StoreUnavailable("The store's clock moves faster than a reading can be planned.")
 
@@ -72,7 +72,7 @@ class Readings(Planning):
         if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         try:
-            answer, lines = yield from self._read(lambda now: self._planner.read(tenant, user, now))
+            answer, _, lines = yield from self._read(lambda now: self._planner.read(tenant, user, now))
         except StoreUnavailable as error:
             self._away(error)
             _, lines = self._planner.read(tenant, user, self.now_ms())

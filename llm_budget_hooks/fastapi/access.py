@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fastapi import Depends, HTTPException, Request
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
+from llm_budget_hooks.keys import tenant_name
 
 
 class Administrator(NamedTuple):
@@ -86,4 +86,4 @@ def _checked(answer: Any) -> Administrator:
 
 
 def _tenant(name: str | None) -> str:
-    return normalised(name) or DEFAULT_TENANT
+    return tenant_name(name)

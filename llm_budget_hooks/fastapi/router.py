@@ -15,7 +15,7 @@ from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.fastapi.access import Access, access_of, admitting
 from llm_budget_hooks.fastapi.problems import ProblemRoute, described
-from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
+from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.ledger import Ledger
 
 T = TypeVar("T")
@@ -254,5 +254,5 @@ def _filter(access: Access, tenant: str | None) -> str | None:
 
 
 def _named(tenant: str | None) -> str:
-    return "" if tenant is None else normalised(tenant) or DEFAULT_TENANT
+    return "" if tenant is None else tenant_name(tenant)
 
