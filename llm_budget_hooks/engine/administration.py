@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
 from llm_budget_hooks.engine import settings
 from llm_budget_hooks.engine.corrections import Corrections
 from llm_budget_hooks.engine.planning import Steps
-from llm_budget_hooks.engine.settings import Killed, Override
+from llm_budget_hooks.engine.settings import Killed, Override, Role
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.models import Budget
@@ -23,17 +23,17 @@ _log = logging.getLogger("llm_budget_hooks")
 class Administration(Corrections):
     """The operations of an operator, as steps without I/O."""
 
-    def _kill(self, tenant: str | None, reason: str, by: str) -> Steps[bool]:
+    def _kill(self, tenant: str | None, reason: str, by: str, role: Role) -> Steps[bool]:
         name = _whose(tenant)
-        engaged = yield from self._change(lambda now, at_ms: settings.kill(now, name, reason, by, at_ms))
+        engaged = yield from self._change(lambda now, at_ms: settings.kill(now, name, reason, by, role, at_ms))
         if engaged:
             _log.warning("The kill switch is on for %s.", "one tenant" if name else "everybody")
             yield from self._noted("killed", name, by, reason)
         return engaged
 
-    def _revive(self, tenant: str | None, by: str) -> Steps[bool]:
+    def _revive(self, tenant: str | None, by: str, role: Role) -> Steps[bool]:
         name = _whose(tenant)
-        revived = yield from self._change(lambda now, _: settings.revive(now, name))
+        revived = yield from self._change(lambda now, _: settings.revive(now, name, role))
         if revived:
             yield from self._noted("revived", name, by)
         return revived
@@ -66,7 +66,7 @@ class Administration(Corrections):
         expires_at: datetime | None,
         by: str,
         reason: str,
-        role: Literal["operator", "admin"],
+        role: Role,
     ) -> Steps[bool]:
         found = self._overridable(budget, tenant, role)
         units = None if limit is None else _units(found, limit)
@@ -111,12 +111,15 @@ class Administration(Corrections):
         yield from self._refresh()
         return list(self._settings.kills.values())
 
-    def kill(self, tenant: str | None = None, *, reason: str = "", by: str = "") -> bool:
+    def kill(
+        self, tenant: str | None = None, *, reason: str = "", by: str = "", role: Role = "operator"
+    ) -> bool:
         """Refuse every call of a tenant from the next reserve on, in every process.
 
         Args:
             tenant: None: of everybody.
             reason, by: why, and who says so.
+            role: what an ``operator`` has stopped, an ``admin`` of the tenant may not `revive`.
 
         Returns:
             False if the switch was on already.
@@ -124,23 +127,34 @@ class Administration(Corrections):
         Raises:
             StoreUnavailable: the store did not answer; nothing is changed.
         """
-        return self.run(self._kill(tenant, reason, by))
+        return self.run(self._kill(tenant, reason, by, role))
 
-    async def akill(self, tenant: str | None = None, *, reason: str = "", by: str = "") -> bool:
+    async def akill(
+        self, tenant: str | None = None, *, reason: str = "", by: str = "", role: Role = "operator"
+    ) -> bool:
         """Same as `kill`, awaited."""
-        return await self.arun(self._kill(tenant, reason, by))
+        return await self.arun(self._kill(tenant, reason, by, role))
 
-    def revive(self, tenant: str | None = None, *, by: str = "") -> bool:
+    def revive(self, tenant: str | None = None, *, by: str = "", role: Role = "operator") -> bool:
         """Let a tenant's calls in again; without a tenant, take the switch for everybody back.
+
+        Args:
+            tenant: whose.
+            by: who says so.
+            role: an ``admin`` of the tenant may not take back what an operator has engaged.
 
         Returns:
             False if the switch was not on.
-        """
-        return self.run(self._revive(tenant, by))
 
-    async def arevive(self, tenant: str | None = None, *, by: str = "") -> bool:
+        Raises:
+            ConfigurationError: the role may not take it back.
+            StoreUnavailable: the store did not answer; nothing is changed.
+        """
+        return self.run(self._revive(tenant, by, role))
+
+    async def arevive(self, tenant: str | None = None, *, by: str = "", role: Role = "operator") -> bool:
         """Same as `revive`, awaited."""
-        return await self.arun(self._revive(tenant, by))
+        return await self.arun(self._revive(tenant, by, role))
 
     def forget(self, step: str, *, by: str = "") -> None:
         """Let the history of a step begin anew: its runs until now no longer count, for any tenant and feature.
@@ -181,7 +195,7 @@ class Administration(Corrections):
         expires_at: datetime | None = None,
         by: str = "",
         reason: str = "",
-        role: Literal["operator", "admin"] = "operator",
+        role: Role = "operator",
     ) -> bool:
         """Change a limit for one tenant, from the next reserve on, in every process.
 
@@ -213,7 +227,7 @@ class Administration(Corrections):
         expires_at: datetime | None = None,
         by: str = "",
         reason: str = "",
-        role: Literal["operator", "admin"] = "operator",
+        role: Role = "operator",
     ) -> bool:
         """Same as `override`, awaited."""
         return await self.arun(self._override(budget, limit, tenant, expires_at, by, reason, role))

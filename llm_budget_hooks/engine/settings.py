@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.money import MAX_EXACT
@@ -25,6 +25,7 @@ INJECTED: Final = f"{INJECTIONS} injections were reported within 5 minutes"
 _PART: Final = "\x1f"
 
 Changes = tuple[tuple[str, str | None], ...]
+Role = Literal["operator", "admin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Killed:
         reason, by: why and who.
         at_ms: since when.
         automatic: it engaged itself after reported injections.
+        by_admin: the tenant's own administrator engaged it, not an operator.
     """
 
     tenant: str
@@ -43,6 +45,12 @@ class Killed:
     by: str
     at_ms: int
     automatic: bool = False
+    by_admin: bool = False
+
+    @property
+    def of_operator(self) -> bool:
+        """Whether an operator engaged it, so that only an operator takes it back."""
+        return not (self.automatic or self.by_admin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ def live(answer: SettingsNow) -> LiveSettings:
         if kind == "kill":
             kills[rest] = Killed(
                 rest, str(facts.get("reason", "")), str(facts.get("by", "")), _whole(facts.get("at")),
-                facts.get("automatic") is True,
+                facts.get("automatic") is True, facts.get("by_admin") is True,
             )  # fmt: skip
         elif kind == "limit":
             tenant, _, budget = rest.partition(_PART)
@@ -110,15 +118,24 @@ def live(answer: SettingsNow) -> LiveSettings:
     return LiveSettings(answer.revision, kills, overrides, forgotten, injections, len(answer.texts))
 
 
-def kill(settings: LiveSettings, tenant: str, reason: str, by: str, now_ms: int) -> Changes:
-    """Engage the kill switch; nothing changes where it is engaged."""
-    if tenant in settings.kills:
+def kill(settings: LiveSettings, tenant: str, reason: str, by: str, role: Role, now_ms: int) -> Changes:
+    """Engage the kill switch; nothing changes where it is engaged, but an operator takes over that of anybody else."""
+    engaged = settings.kills.get(tenant)
+    if engaged is not None and (role == "admin" or engaged.of_operator):
         return ()
-    return ((_name("kill", tenant), _text(reason=reason, by=by, at=now_ms)),)
+    whose = {"by_admin": True} if role == "admin" else {}
+    return ((_name("kill", tenant), _text(reason=reason, by=by, at=now_ms, **whose)),)
 
 
-def revive(settings: LiveSettings, tenant: str) -> Changes:
-    """Take the kill switch back, and forget the injections that engaged it."""
+def revive(settings: LiveSettings, tenant: str, role: Role) -> Changes:
+    """Take the kill switch back, and forget the injections that engaged it.
+
+    Raises:
+        ConfigurationError: an administrator of a tenant would take back what an operator has engaged.
+    """
+    engaged = settings.kills.get(tenant)
+    if engaged is not None and engaged.of_operator and role == "admin":
+        raise ConfigurationError("an operator engaged this kill switch: only an operator may take it back")
     names = [_name("kill", tenant)] if tenant in settings.kills else []
     if names and tenant in settings.injections:
         names.append(_name("injections", tenant))

@@ -158,15 +158,21 @@ def change_limit(access: Granted, change: Change, tenant: Tenant = None) -> Chan
 
 def kill(access: Granted, why: Why | None = None, tenant: Tenant = None) -> Changed:
     """Refuse every call of a tenant from the next one on, in every process. An operator who names none stops all."""
-    whose = access.tenant(tenant)
+    whose, who = access.tenant(tenant), access.who
     reason = "" if why is None else why.reason
-    return Changed(changed=access.engine.kill(whose, reason=reason, by=access.who.name), tenant=whose)
+    return Changed(changed=access.engine.kill(whose, reason=reason, by=who.name, role=who.role), tenant=whose)
 
 
 def revive(access: Granted, why: Why | None = None, tenant: Tenant = None) -> Changed:  # noqa: ARG001 - as for kill
-    """Let a tenant's calls in again; of an operator who names none, take the switch for everybody back."""
+    """Let a tenant's calls in again; of an operator who names none, take the switch for everybody back.
+
+    What an operator has stopped, only an operator lets in again.
+    """
     whose = access.tenant(tenant)
-    return Changed(changed=access.engine.revive(whose, by=access.who.name), tenant=whose)
+    engine, who, name = access.engine, access.who, _named(whose)
+    if not access.wide and any(switch.of_operator for switch in engine.kills() if switch.tenant == name):
+        raise HTTPException(403, "An operator has stopped this tenant: only an operator may let it in again.")
+    return Changed(changed=engine.revive(whose, by=who.name, role=who.role), tenant=whose)
 
 
 def refusals(

@@ -65,6 +65,20 @@ def test_a_killed_tenant_is_refused_and_others_are_not(opened: Opened) -> None:
     engine.reserve(call())
 
 
+def test_an_administrator_takes_back_what_their_own_role_has_engaged(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    engine.kill("acme", by="ann", role="admin")
+    assert engine.revive("acme", by="ann", role="admin")
+    engine.kill("acme", by="ann", role="admin")
+    assert engine.kill("acme", reason="abuse", by="ops")
+    assert not engine.kill("acme", by="ann", role="admin")
+    with pytest.raises(ConfigurationError, match="operator"):
+        engine.revive("acme", by="ann", role="admin")
+    with pytest.raises(BudgetExceeded, match="abuse"):
+        engine.reserve(call())
+    assert engine.revive("acme", by="ops")
+
+
 def test_a_kill_for_everybody_is_named_before_any_budget(opened: Opened) -> None:
     engine = opened({"scope": "user", "meter": "calls", "limit": 1, "window": "day"})
     engine.settle(engine.reserve(call()))

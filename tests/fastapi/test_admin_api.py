@@ -231,6 +231,22 @@ def test_the_kill_switch_stops_the_tenant_and_revive_lets_it_in(engine: BudgetEn
     assert names == ["revived", "killed", "revived", "killed"]
 
 
+def test_what_an_operator_stopped_is_not_the_administrators_to_revive(engine: BudgetEngine, ask: Asking) -> None:
+    assert ask("POST", "/kill").json()["changed"]
+    assert ask("POST", "/kill", "ops-key", params={"tenant": "acme"}, json={"reason": "abuse"}).json()["changed"]
+    refused = ask("POST", "/revive")
+    assert (refused.status_code, "operator" in refused.json()["detail"]) == (403, True)
+    with pytest.raises(BudgetExceeded, match="abuse"):
+        engine.reserve(call())
+    assert not ask("POST", "/kill").json()["changed"]
+    assert ask("POST", "/revive").status_code == 403
+    assert ask("POST", "/revive", "ops-key", params={"tenant": "acme"}).json()["changed"]
+    for _ in range(3):
+        engine.report_injection("acme")
+    assert ask("POST", "/revive").json()["changed"]
+    engine.release(engine.reserve(call()))
+
+
 def test_pages_are_stable_while_new_rows_come(engine: BudgetEngine, ask: Asking) -> None:
     for step in ("one", "two", "three"):
         spend(engine, step=step)
