@@ -128,7 +128,7 @@ class BudgetEngine(Administration):
             return self.run(self._reserve(call))
         plan = planned[2]
         try:
-            answer: Any = self._store.execute(plan.command)
+            answer: Any = self._ask(plan.command)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
             return self.run(self._undecided(planned, error))
         return self._held(*planned, answer) if not answer.verdict else self.run(self._decided(*planned, answer))
@@ -140,7 +140,7 @@ class BudgetEngine(Administration):
             return await self.arun(self._reserve(call))
         plan = planned[2]
         try:
-            answer: Any = await self._store.aexecute(plan.command)
+            answer: Any = await self._aask(plan.command)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
             return await self.arun(self._undecided(planned, error))
         return self._held(*planned, answer) if not answer.verdict else await self.arun(self._decided(*planned, answer))
@@ -173,7 +173,7 @@ class BudgetEngine(Administration):
         if self._outage.waiting:
             return self.run(self._settle_behind(reservation, finish))
         try:
-            answer: Any = self._store.execute(finish)
+            answer: Any = self._ask(finish)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
             return self._unanswered(finish, reservation, error)
         if answer.ended != Ended.SETTLED:
@@ -197,7 +197,7 @@ class BudgetEngine(Administration):
         if self._outage.waiting:
             return await self.arun(self._settle_behind(reservation, finish))
         try:
-            answer: Any = await self._store.aexecute(finish)
+            answer: Any = await self._aask(finish)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
             return self._unanswered(finish, reservation, error)
         if answer.ended != Ended.SETTLED:

@@ -18,7 +18,7 @@ from llm_budget_hooks.engine.answers import Answers, call_of
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.readings import money_of
 from llm_budget_hooks.engine.reservation import Reservation
-from llm_budget_hooks.engine.trail import note_of
+from llm_budget_hooks.engine.trail import held_event, note_of
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (
     AlreadyResolved,
@@ -37,7 +37,7 @@ from llm_budget_hooks.models import (
     instant,
 )
 from llm_budget_hooks.models.calls import checked_cost
-from llm_budget_hooks.models.events import Event
+from llm_budget_hooks.models.events import EventKind
 from llm_budget_hooks.models.trail import event_facts, run_actual
 from llm_budget_hooks.plan import Plan
 from llm_budget_hooks.transitions import (
@@ -75,6 +75,7 @@ class Operations(Answers):
         Raises:
             BudgetExceeded: a budget said no; nothing is counted.
         """
+        self._trail.waits.take()
         call = call_of(scope)
         if self._planner.entry(call, self.now_ms()) is None:
             return
@@ -114,6 +115,7 @@ class Operations(Answers):
         return (yield from self._decided(call, scope, plan, answer))
 
     def _reserve(self, call: Call) -> Steps[Reservation]:
+        self._trail.waits.take()
         if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
@@ -142,7 +144,7 @@ class Operations(Answers):
         if scope is not None:
             scope.begin(reservation.id, plan.estimate_nusd)
         if self._trail.observers:
-            self._trail.tell(_event("reserved", call, answer.now_ms, reservation))
+            self._told("reserved", reservation, answer.now_ms)
         return reservation
 
     def _as_held(self, plan: Plan, answer: Reserved) -> Steps[None]:
@@ -168,7 +170,7 @@ class Operations(Answers):
             asked, estimate = yield from self._remembered(id)
             known = self._cost(usage, model, asked, None)
         final = usage is not None or cost is not None
-        actual = run_actual(model, known, usage, flags=_flags(final, known)) if terms.outbox_max else ""
+        actual = run_actual(model, known, usage, flags=_flags(final, known)) if self._followed else ""
         tokens = usage.total_tokens if usage else None
         finish = Finish(hold_key(id), Ending.SETTLE, terms, known, tokens, final, actual=actual)
         answer = yield from self._finish(finish, None)
@@ -186,7 +188,7 @@ class Operations(Answers):
                 known = self._cost_of(usage, model, held)
         final = usage is not None or cost is not None
         terms = self._planner.terms
-        actual = run_actual(model, known, usage, flags=_flags(final, known)) if terms.outbox_max else ""
+        actual = run_actual(model, known, usage, flags=_flags(final, known)) if self._followed else ""
         samples = self._samples(held, usage, known) if final and held._histories is not None else ()
         now = self._given_ms()
         return Finish(held._key, Ending.SETTLE, terms, known, tokens, final, None, False, now, samples, actual)
@@ -316,7 +318,14 @@ class Operations(Answers):
             kind: Any = _STATUS[answer.ended]
             known = finish.cost_nusd if finish.final else None
             cost = 0 if kind == "released" else held._estimate_nusd if known is None else known
-            trail.tell(_event(kind, held.call, answer.now_ms, held, cost))
+            self._told(kind, held, answer.now_ms, cost, finish.actual)
+
+    def _told(
+        self, kind: EventKind, held: Reservation, now_ms: int, cost_nusd: int | None = None, actual: str = ""
+    ) -> None:
+        """Tell observers of a hold."""
+        trail = self._trail
+        trail.tell(held_event(kind, held, now_ms, trail.waits.take(), cost_nusd, actual))
 
     def _near(self, held: Reservation, answer: Finished) -> bool:
         """Whether a settle has brought an account to a share of its limit that alerts."""
@@ -391,7 +400,7 @@ class Operations(Answers):
                 raise PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
         tokens = usage.total_tokens if usage else (call.input_tokens or 0) + (call.max_output_tokens or 0)
         mode = Mode.FORCE if force else Mode.CHARGE
-        text = run_actual(None, known or 0, usage) if self._planner.terms.outbox_max else ""
+        text = run_actual(None, known or 0, usage) if self._followed else ""
         plan, answer = yield from self._planned(call, mode, (known or 0, tokens), text)
         booked = known or 0
         if answer.verdict == Verdict.ENDED:
@@ -404,6 +413,8 @@ class Operations(Answers):
             raise error
         if scope is not None:
             scope.end(plan.id, booked)
+        if self._trail.observers:
+            self._told("settled", Reservation(call, plan, answer), answer.now_ms, booked, text)
         if self._trail.drain is not None:
             self._trail.drain.poke()
         yield from self._alert(plan.command.shape, plan.command.keys, answer.spent, call, answer.now_ms)
@@ -412,11 +423,3 @@ class Operations(Answers):
 
 def _flags(final: bool, known: int | None) -> tuple[str, ...]:
     return ("unpriced",) if final and known is None else ()
-
-
-def _event(kind: Any, call: Call, now_ms: int, held: Reservation, cost_nusd: int | None = None) -> Event:
-    return Event(
-        kind, now_ms, id=held.id, tenant=call.tenant, user=call.user, feature=call.feature, step=call.step,
-        utterance=call.utterance, model=call.model, estimate_nusd=held._estimate_nusd, cost_nusd=cost_nusd,
-        basis=held.basis, held_s=(now_ms - held._created_ms) / 1000 if cost_nusd is not None else None,
-    )  # fmt: skip

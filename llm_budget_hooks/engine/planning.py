@@ -21,6 +21,7 @@ from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
 from llm_budget_hooks.engine.trail import WARNED, Trail, refusal_text, refused_event, unique
 from llm_budget_hooks.engine.utterance import Utterance, current_utterance
+from llm_budget_hooks.engine.waits import timed
 from llm_budget_hooks.errors import (
     AlreadyResolved,
     BudgetExceeded,
@@ -89,6 +90,9 @@ class Planning:
         self._clock = clock
         self._origin = origin
         self._trail = Trail() if trail is None else trail
+        told = bool(self._trail.observers)
+        self._ask, self._aask = timed(store, self._trail.waits) if told else (store.execute, store.aexecute)
+        self._followed = told or self._trail.drain is not None
         self._planner = Planner(policy, self.prices, outbox=self._trail.drain is not None)
         self._outage = Outage() if outage is None else outage
         self._pending: deque[Finish] = deque(maxlen=_PENDING)
@@ -104,7 +108,7 @@ class Planning:
             command = next(steps)
             while True:
                 try:
-                    answer = self._store.execute(command)
+                    answer = self._ask(command)
                 except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
                     if not self._recovered(error):
                         command = steps.throw(error)
@@ -119,7 +123,7 @@ class Planning:
             command = next(steps)
             while True:
                 try:
-                    answer = await self._store.aexecute(command)
+                    answer = await self._aask(command)
                 except BaseException as error:  # noqa: BLE001 - the operation decides what a failure means
                     if not self._recovered(error):
                         command = steps.throw(error)
@@ -323,7 +327,7 @@ class Planning:
         if not isinstance(error, BudgetExceeded) or (trail.drain is None and not trail.observers):
             return
         now = self.now_ms()
-        trail.tell(refused_event(call, error, now))
+        trail.tell(refused_event(call, error, now, trail.waits.take()))
         count = trail.refusals(call, error, now) if trail.drain is not None else 0
         if count:
             yield from self._post("refusal", refusal_text(call, error, count))

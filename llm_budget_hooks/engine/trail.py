@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
+from llm_budget_hooks.engine.reservation import Reservation
+from llm_budget_hooks.engine.waits import Waits
 from llm_budget_hooks.errors import BudgetExceeded
 from llm_budget_hooks.keys import digest
 from llm_budget_hooks.models import Call
-from llm_budget_hooks.models.events import Event, Observer
-from llm_budget_hooks.models.trail import refusal_facts
+from llm_budget_hooks.models.events import Event, EventKind, Observer
+from llm_budget_hooks.models.trail import COUNTS, refusal_facts
 from llm_budget_hooks.transitions import NO_LIMIT, Kind, Once, Rule
 
 _log = logging.getLogger("llm_budget_hooks")
@@ -51,6 +53,7 @@ class Trail:
         observers: are told of every event.
         on_alert: is told of alerts, None if nobody is.
         webhook: is told of them too; closed with the engine.
+        waits: how long the store took, where there are observers.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Trail:
         self.observers = observers
         self.on_alert = on_alert
         self.webhook = webhook
+        self.waits = Waits()
         self._told: dict[tuple[Any, ...], list[int]] = {}
         self._fired: dict[tuple[str, float], int] = {}
 
@@ -157,7 +161,26 @@ def refusal_text(call: Call, error: BudgetExceeded, count: int) -> str:
     )  # fmt: skip
 
 
-def refused_event(call: Call, error: BudgetExceeded, now_ms: int) -> Event:
+def held_event(
+    kind: EventKind, held: Reservation, now_ms: int, wait_s: float | None, cost_nusd: int | None, actual: str
+) -> Event:
+    """What observers are told of a hold: that it is taken, or with what it cost and the text of `run_actual`, its end.
+    """
+    call, price = held.call, held._price
+    served, known, exact, _, *counts = json.loads(actual) if actual else (None, None, True, ())
+    used = dict(zip(COUNTS, counts, strict=False))
+    return Event(
+        kind, now_ms, id=held.id, tenant=call.tenant, user=call.user, feature=call.feature, step=call.step,
+        utterance=call.utterance, model=call.model, served=served, provider=(price and price.provider) or None,
+        estimate_nusd=held._estimate_nusd, cost_nusd=cost_nusd, basis=held.basis,
+        exact=None if cost_nusd is None else kind == "released" or (exact and known is not None),
+        input_tokens=used.get("input_tokens"), cached_input_tokens=used.get("cached_input_tokens"),
+        output_tokens=used.get("output_tokens"), reasoning_tokens=used.get("reasoning_tokens"), latency_s=wait_s,
+        held_s=None if cost_nusd is None else (now_ms - held._created_ms) / 1000,
+    )  # fmt: skip
+
+
+def refused_event(call: Call, error: BudgetExceeded, now_ms: int, wait_s: float | None) -> Event:
     """What observers are told of a refusal."""
     numbers: dict[str, Any] = {
         name: _units(getattr(error, name)) for name in ("limit", "spent", "reserved", "requested")
@@ -165,7 +188,7 @@ def refused_event(call: Call, error: BudgetExceeded, now_ms: int) -> Event:
     return Event(
         "refused", now_ms, tenant=call.tenant, user=call.user, feature=call.feature, step=call.step,
         utterance=call.utterance, model=call.model, budget=error.budget, scope=error.scope, code=error.code,
-        stage=error.stage, busy=error.busy, **numbers,
+        stage=error.stage, busy=error.busy, latency_s=wait_s, **numbers,
     )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
-"""The balances of an engine as they stand when a scrape or an export asks for them."""
+"""The balances of an engine, its holds and kill switches, as they stand when a scrape or an export asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from llm_budget_hooks.models import BudgetStatus
+from llm_budget_hooks.engine.settings import Killed
+from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.models import BudgetStatus, Orphan, instant
 
 NUMBERS: Final = ("limit", "spent", "reserved", "available")
 
@@ -15,6 +17,15 @@ class Readable(Protocol):
 
     def status(self, tenant: str | None = None, user: str | None = None) -> Sequence[BudgetStatus]:
         """The balances of all budgets that are about a tenant and a user."""
+
+    def orphans(self) -> Sequence[Orphan]:
+        """The holds that nobody has settled."""
+
+    def kills(self) -> Sequence[Killed]:
+        """The kill switches that are on."""
+
+    def now_ms(self) -> int:
+        """About what the store's clock shows."""
 
 
 class Sample(NamedTuple):
@@ -39,6 +50,35 @@ def samples(engine: Readable, tenants: Sequence[str] = ()) -> Iterator[Sample]:
         for line in engine.status(tenant=tenant):
             if tenant is None or line.scope != "global":
                 yield from _samples(line, tenant or "")
+
+
+class Holds(NamedTuple):
+    """The holds that nobody has settled: how many, and the seconds since the first open one was taken."""
+
+    open: int
+    expired: int
+    oldest_s: float
+
+
+def holds(engine: Readable) -> Holds | None:
+    """Open holds, and those of the last hour that expired and were charged; a thousand at most. None: not read."""
+    try:
+        found = engine.orphans()
+    except StoreUnavailable:
+        return None
+    began = [one.created_at for one in found if one.status == "open"]
+    oldest_s = (instant(engine.now_ms()) - min(began)).total_seconds() if began else 0.0
+    return Holds(len(began), len(found) - len(began), max(oldest_s, 0.0))
+
+
+def killed(engine: Readable) -> dict[str, int] | None:
+    """How many kill switches are on, by their scope; None: not read."""
+    try:
+        found = engine.kills()
+    except StoreUnavailable:
+        return None
+    wide = sum(not one.tenant for one in found)
+    return {"global": wide, "tenant": len(found) - wide}
 
 
 def _samples(line: BudgetStatus, tenant: str) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ from typing import Final
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from llm_budget_hooks.metrics.balances import NUMBERS, Readable, Sample, samples
+from llm_budget_hooks.metrics.balances import NUMBERS, Readable, Sample, holds, killed, samples
 from llm_budget_hooks.metrics.labels import USUAL, Label, Labels
 from llm_budget_hooks.models.events import Event
 
@@ -40,8 +40,9 @@ class OpenTelemetryObserver:
     """Records what it is told: ``BudgetEngine.open(..., observers=(OpenTelemetryObserver(),))``.
 
     Metrics: ``gen_ai.client.token.usage`` and ``llm_budget.cost``, ``.overage``, ``.refusals``, ``.events``,
-    ``.hold.duration``, ``.store.duration``. A refusal, an outage, an alert and the kill switch are also events on the
-    span that is current. Events do not say which operation a call was: one without output is taken for ``embeddings``.
+    ``.hold.duration``, ``.store.duration``, and ``.degraded``, 1 while the store does not answer. A refusal, an outage,
+    an alert and the kill switch are also events on the span that is current. Events do not say which operation a call
+    was: one without output is taken for ``embeddings``.
 
     Args:
         meter_provider: where the metrics go; None: the global one.
@@ -65,6 +66,8 @@ class OpenTelemetryObserver:
         self._events = meter.create_counter("llm_budget.events", "{event}", "What happened, by kind.")
         self._age = meter.create_histogram("llm_budget.hold.duration", "s", "Age of holds at their end.")
         self._latency = meter.create_histogram("llm_budget.store.duration", "s", "Waits for the store.")
+        self._degraded = meter.create_gauge("llm_budget.degraded", "1", "1 while the store does not answer.")
+        self._degraded.set(0)
 
     def __call__(self, event: Event) -> None:
         """Record one event."""
@@ -76,6 +79,8 @@ class OpenTelemetryObserver:
             self._age.record(event.held_s, kind)
         if event.kind == "refused":
             self._refusals.add(event.times, _refused(event))
+        elif event.kind in ("degraded", "restored"):
+            self._degraded.set(event.kind == "degraded")
         elif event.kind in ("settled", "late"):
             self._book(event)
         if event.kind in _TOLD:
@@ -104,7 +109,8 @@ def observe_balances(
 ) -> None:
     """Export the balances of an engine: ``llm_budget.limit``, ``.spent``, ``.reserved`` and ``.available``.
 
-    A balance that could not be read has no observation, never 0.
+    Beside them ``llm_budget.holds`` by state, ``llm_budget.hold.oldest`` in seconds, and ``llm_budget.killed``, the
+    kill switches that are on. What could not be read has no observation, never 0.
 
     Args:
         engine: whose balances.
@@ -121,8 +127,26 @@ def observe_balances(
 
         meter.create_observable_gauge(f"llm_budget.{number}", [observed], "1", f"{number.capitalize()} of an account.")
 
+    def held(_: CallbackOptions) -> Iterator[Observation]:
+        found = holds(engine)
+        if found is not None:
+            yield Observation(found.open, {"llm_budget.state": "open"})
+            yield Observation(found.expired, {"llm_budget.state": "expired"})
+
+    def oldest(_: CallbackOptions) -> Iterator[Observation]:
+        found = holds(engine)
+        if found is not None:
+            yield Observation(found.oldest_s)
+
+    def switched(_: CallbackOptions) -> Iterator[Observation]:
+        for scope, count in (killed(engine) or {}).items():
+            yield Observation(count, {"llm_budget.scope": scope})
+
     for number in NUMBERS:
         observing(number)
+    meter.create_observable_gauge("llm_budget.holds", [held], "{hold}", "Holds that nobody has settled.")
+    meter.create_observable_gauge("llm_budget.hold.oldest", [oldest], "s", "Age of the oldest open hold.")
+    meter.create_observable_gauge("llm_budget.killed", [switched], "1", "Kill switches that are on.")
 
 
 def _account(sample: Sample) -> Attributes:
@@ -147,4 +171,6 @@ def _gen_ai(event: Event) -> Attributes:
         "gen_ai.operation.name": "chat" if event.output_tokens else "embeddings",
         "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
     }
+    if event.served:
+        facts["gen_ai.response.model"] = event.served
     return facts

@@ -1,15 +1,15 @@
-"""Prometheus: counters and histograms of what an engine tells, and its balances at each scrape."""
+"""Prometheus: counters and histograms of what an engine tells; its balances, holds and switches at each scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llm_budget_hooks.metrics.balances import NUMBERS, Readable, samples
+from llm_budget_hooks.metrics.balances import NUMBERS, Holds, Readable, holds, killed, samples
 from llm_budget_hooks.metrics.labels import USUAL, Label, Labels
 from llm_budget_hooks.models.events import Event
 
@@ -49,7 +49,6 @@ class PrometheusObserver:
             "llm_budget_store_seconds", "Waits for the store.", ["kind"], buckets=_LATENCY_S, registry=registry
         )
         self._degraded = Gauge("llm_budget_degraded", "1 while the store does not answer.", registry=registry)
-        self._killed = Gauge("llm_budget_killed", "1 while the kill switch for everybody is on.", registry=registry)
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
@@ -63,8 +62,6 @@ class PrometheusObserver:
             self._refusals.labels(event.code or "", event.budget or "", event.scope or "").inc(event.times)
         elif kind in ("degraded", "restored"):
             self._degraded.set(kind == "degraded")
-        elif kind in ("killed", "revived", "auto_engaged") and event.tenant is None:
-            self._killed.set(kind != "revived")
         elif kind in ("settled", "late"):
             self._book(event)
 
@@ -82,7 +79,8 @@ class PrometheusObserver:
 class PrometheusBalances(Collector):
     """The balances at each scrape: limit, spent, reserved, available, and how many could not be read.
 
-    A balance that could not be read has no sample, never 0.
+    Beside them: open and expired holds, the age of the oldest open one, and the kill switches that are on. What could
+    not be read has no sample, never 0.
 
     Args:
         engine: whose balances.
@@ -99,17 +97,17 @@ class PrometheusBalances(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The series without samples, so that registering reads nothing."""
-        return [*_families().values(), _unread()]
+        return [*_families().values(), _unread(), *_holds(None), _killed(None)]
 
     def collect(self) -> Iterable[Metric]:
-        """Read all balances."""
+        """Read them all."""
         families, unread = _families(), 0
         for sample in samples(self._engine, self._tenants):
             if sample.value is None:
                 unread += sample.number == "spent"
             else:
                 families[sample.number].add_metric(list(sample[:4]), sample.value)
-        return [*families.values(), _unread(unread)]
+        return [*families.values(), _unread(unread), *_holds(holds(self._engine)), _killed(killed(self._engine))]
 
 
 def _families() -> dict[str, GaugeMetricFamily]:
@@ -120,3 +118,20 @@ def _families() -> dict[str, GaugeMetricFamily]:
 
 def _unread(count: int | None = None) -> GaugeMetricFamily:
     return GaugeMetricFamily("llm_budget_unread", "Accounts that could not be read.", value=count)
+
+
+def _holds(found: Holds | None) -> list[GaugeMetricFamily]:
+    counts = GaugeMetricFamily("llm_budget_holds", "Holds that nobody has settled.", labels=["state"])
+    oldest = GaugeMetricFamily("llm_budget_oldest_hold_seconds", "Age of the oldest open hold.")
+    if found is not None:
+        counts.add_metric(["open"], found.open)
+        counts.add_metric(["expired"], found.expired)
+        oldest.add_metric([], found.oldest_s)
+    return [counts, oldest]
+
+
+def _killed(found: Mapping[str, int] | None) -> GaugeMetricFamily:
+    switches = GaugeMetricFamily("llm_budget_killed", "Kill switches that are on.", labels=["scope"])
+    for scope, count in (found or {}).items():
+        switches.add_metric([scope], count)
+    return switches

@@ -13,8 +13,6 @@ EventKind = Literal[
     "settled",
     "late",
     "released",
-    "extended",
-    "expired",
     "degraded",
     "restored",
     "alert",
@@ -25,7 +23,6 @@ EventKind = Literal[
     "override",
     "adjusted",
     "forgotten",
-    "outbox_full",
 ]
 
 
@@ -35,9 +32,9 @@ class Event(NamedTuple):
     It is made in the way of calls, and a named tuple takes a quarter of the time that a frozen dataclass takes.
 
     Attributes:
-        kind: what happened. ``late`` is a final settle after a provisional end; ``expired`` a hold that nobody ended;
-            ``degraded`` and ``restored`` the store going away and coming back; ``alert`` a threshold that was reached;
-            ``warned`` a call above a limit that only warns; ``auto_engaged`` a kill switch that engaged itself.
+        kind: what happened. ``late`` is a final settle after a provisional end; ``degraded``
+            and ``restored`` the store going away and coming back; ``alert`` a threshold that was reached; ``warned`` a
+            call above a limit that only warns; ``auto_engaged`` a kill switch that engaged itself.
         at_ms: when, in milliseconds since the epoch, on the store's clock.
         id: of the hold.
         tenant, user: whose it is; the user is personal data, and no observer of this package shows it unless asked.
@@ -58,7 +55,7 @@ class Event(NamedTuple):
         basis: where the estimate came from.
         exact: False if the cost is a guess.
         input_tokens, cached_input_tokens, output_tokens, reasoning_tokens: what was used.
-        latency_s: how long the operation waited for the store.
+        latency_s: how long the last trip to the store took that it tells of.
         held_s: how old the hold was when it ended.
         by, reason: who changed something, and why.
     """

@@ -9,7 +9,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 
-from llm_budget_hooks import BudgetEngine, Call
+from llm_budget_hooks import BudgetEngine, Call, Usage
 from llm_budget_hooks.metrics.otel import OpenTelemetryObserver, observe_balances
 from llm_budget_hooks.models.events import Event
 
@@ -58,6 +58,41 @@ def test_the_cost_what_came_above_the_hold_and_its_age_are_recorded(reading: Rea
     assert cost.attributes["llm_budget.tenant"] == "acme"
 
 
+def test_an_engine_tells_tokens_by_the_gen_ai_conventions_and_the_waits_for_its_store(
+    reading: Reading, engine_url: str
+) -> None:
+    observers = (OpenTelemetryObserver(reading.provider),)
+    with BudgetEngine.open(engine_url, {**POLICY, "store_timeout": "10s"}, observers=observers) as engine:
+        held = engine.reserve(Call(model="gpt-4o", tenant="acme", step="answer", amount="0.1"))
+        engine.settle(held, usage=Usage(input_tokens=1200, output_tokens=88), model="gpt-4o-2024-08-06")
+        points = reading.points()
+    used = {p.attributes["gen_ai.token.type"]: p for p in points["gen_ai.client.token.usage"]}
+    assert {which: p.sum for which, p in used.items()} == {"input": 1200, "output": 88}
+    assert dict(used["output"].attributes) == {
+        "gen_ai.token.type": "output", "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-4o", "gen_ai.response.model": "gpt-4o-2024-08-06", "llm_budget.tenant": "acme",
+        "llm_budget.step": "answer",
+    }  # fmt: skip
+    waits = {p.attributes["llm_budget.event"]: p for p in points["llm_budget.store.duration"]}
+    assert {kind: (p.count, 0 < p.sum < 20) for kind, p in waits.items()} == {
+        "reserved": (1, True), "settled": (1, True),
+    }  # fmt: skip
+
+
+def test_a_store_that_is_away_shows_until_it_is_back(reading: Reading) -> None:
+    observe = OpenTelemetryObserver(reading.provider)
+
+    def degraded() -> list[int]:
+        return [point.value for point in reading.points()["llm_budget.degraded"]]
+
+    assert degraded() == [0]
+    with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY, observers=(observe,)) as engine:
+        engine.reserve(Call(model="any", amount="0.01"))
+        assert degraded() == [1]
+    observe(Event(kind="restored", at_ms=1))
+    assert degraded() == [0]
+
+
 def test_no_attribute_names_a_user_unless_asked(reading: Reading) -> None:
     OpenTelemetryObserver(reading.provider)(SETTLED)
     assert "ada" not in repr(reading.points())
@@ -93,6 +128,9 @@ def test_balances_are_observed_when_they_are_exported(reading: Reading) -> None:
         points = reading.points()
     (spent,), (available,) = points["llm_budget.spent"], points["llm_budget.available"]
     assert (spent.value, available.value) == (0.5, 49.5)
+    (open_, expired), (oldest,) = points["llm_budget.holds"], points["llm_budget.hold.oldest"]
+    assert (open_.value, expired.value, oldest.value) == (0, 0, 0)
+    assert [p.value for p in points["llm_budget.killed"]] == [0, 0]
     assert spent.attributes == {"llm_budget.budget": "all", "llm_budget.scope": "global", "llm_budget.meter": "usd"}
 
 
@@ -101,4 +139,4 @@ def test_what_could_not_be_read_is_not_observed(reading: Reading) -> None:
         observe_balances(engine, meter_provider=reading.provider)
         points = reading.points()
     assert [p.value for p in points["llm_budget.limit"]] == [50]
-    assert not points.get("llm_budget.spent")
+    assert not any(points.get(f"llm_budget.{name}") for name in ("spent", "holds", "hold.oldest", "killed"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from llm_budget_hooks import BudgetEngine, Call, ConfigurationError
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, PriceUnknown, Usage
 from llm_budget_hooks.metrics.prometheus import PrometheusBalances, PrometheusObserver
 from llm_budget_hooks.models.events import Event, EventKind
 
@@ -52,21 +55,49 @@ def test_refusals_are_counted_by_code_with_those_that_were_only_numbered(registr
 
 def test_ages_latencies_and_the_states_are_there(registry: CollectorRegistry) -> None:
     observe = PrometheusObserver(registry)
-    observe(event("expired", held_s=600.0))
+    observe(event("late", held_s=600.0))
     observe(event("reserved", latency_s=0.002))
     observe(event("degraded"))
-    assert value(registry, "llm_budget_hold_age_seconds_sum", kind="expired") == 600
+    assert value(registry, "llm_budget_hold_age_seconds_sum", kind="late") == 600
     assert value(registry, "llm_budget_store_seconds_bucket", kind="reserved", le="0.0025") == 1
     assert value(registry, "llm_budget_store_seconds_bucket", kind="reserved", le="0.001") == 0
     assert value(registry, "llm_budget_degraded") == 1
     observe(event("restored"))
     assert value(registry, "llm_budget_degraded") == 0
-    observe(Event(kind="killed", at_ms=1))
-    assert value(registry, "llm_budget_killed") == 1
-    observe(event("revived"))
-    assert value(registry, "llm_budget_killed") == 1
-    observe(Event(kind="revived", at_ms=1))
-    assert value(registry, "llm_budget_killed") == 0
+
+
+def test_an_engine_tells_costs_tokens_ages_and_the_waits_for_its_store(
+    registry: CollectorRegistry, engine_url: str
+) -> None:
+    with BudgetEngine.open(engine_url, POLICY, observers=(PrometheusObserver(registry),)) as engine:
+        held = engine.reserve(Call(model="gpt-4o-mini", tenant="acme", amount="0.25"))
+        engine.settle(held, usage=Usage(input_tokens=1000, cached_input_tokens=200, output_tokens=100))
+        engine.charge(Call(model="gpt-4o-mini", tenant="acme"), cost="0.5")
+        with pytest.raises(BudgetExceeded):
+            engine.reserve(Call(model="gpt-4o-mini", tenant="acme", amount="3"))
+        asyncio.run(released(engine))
+    labels = {"tenant": "acme", "feature": "", "step": "", "model": "gpt-4o-mini"}
+    assert value(registry, "llm_budget_cost_dollars_total", **labels) == pytest.approx(0.500195)
+    used = {kind: value(registry, "llm_budget_tokens_total", type=kind, **labels) for kind in ("input", "output")}
+    assert used == {"input": 1000, "output": 100}
+    for kind, times in (("reserved", 2), ("settled", 2), ("refused", 1), ("released", 1)):
+        assert value(registry, "llm_budget_store_seconds_count", kind=kind) == times
+        assert 0 < (value(registry, "llm_budget_store_seconds_sum", kind=kind) or 0) < 20
+    assert value(registry, "llm_budget_hold_age_seconds_count", kind="settled") == 2
+
+
+async def released(engine: BudgetEngine) -> None:
+    await engine.arelease(await engine.areserve(Call(model="gpt-4o-mini", tenant="acme", amount="0.1")))
+    await engine.aclose()
+
+
+def test_a_refusal_that_asked_no_store_has_no_wait(registry: CollectorRegistry) -> None:
+    with BudgetEngine.open("memory://", POLICY, observers=(PrometheusObserver(registry),)) as engine:
+        engine.status()
+        with pytest.raises(PriceUnknown):
+            engine.reserve(Call(model="made-up"))
+    assert value(registry, "llm_budget_events_total", kind="refused") == 1
+    assert value(registry, "llm_budget_store_seconds_count", kind="refused") is None
 
 
 def test_a_user_is_a_label_only_if_asked_for(registry: CollectorRegistry) -> None:
@@ -112,10 +143,28 @@ def test_a_scrape_shows_the_balances_of_global_and_tenant_budgets(
         assert value(registry, "llm_budget_unread") == 0
 
 
+def test_a_scrape_shows_open_and_expired_holds_and_the_kill_switches_of_all_processes(
+    registry: CollectorRegistry, engine_url: str
+) -> None:
+    now = datetime(2026, 11, 30, 12, tzinfo=UTC)
+    with BudgetEngine.open(engine_url, POLICY, clock=lambda: now) as engine:
+        PrometheusBalances(engine, registry=registry)
+        engine.reserve(Call(model="any", tenant="acme", amount="0.1"))
+        now += timedelta(minutes=4)
+        engine.reserve(Call(model="any", tenant="acme", amount="0.1"))
+        assert value(registry, "llm_budget_holds", state="open") == 2
+        assert value(registry, "llm_budget_oldest_hold_seconds") == 240
+        now += timedelta(minutes=7)
+        engine.kill("acme")
+        held = [value(registry, "llm_budget_holds", state=state) for state in ("open", "expired")]
+        assert (held, value(registry, "llm_budget_oldest_hold_seconds")) == ([1, 1], 420)
+        assert [value(registry, "llm_budget_killed", scope=scope) for scope in ("global", "tenant")] == [0, 1]
+
+
 def test_a_balance_that_could_not_be_read_has_no_sample(registry: CollectorRegistry) -> None:
     with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY) as engine:
         PrometheusBalances(engine, ["acme"], registry=registry)
         assert value(registry, "llm_budget_unread") == 3
         shown = generate_latest(registry).decode()
     assert 'llm_budget_limit{budget="all"' in shown
-    assert "llm_budget_spent{" not in shown
+    assert not any(name in shown for name in ("llm_budget_spent{", "llm_budget_holds{", "llm_budget_killed{"))
