@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from llm_budget_hooks.admin.rows import Dollars, Number, plain
+from llm_budget_hooks.admin.switches import KillSwitch, SetLimit, in_units, kills_of, overrides_of
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import StoreUnavailable
 from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.ledger import Cost, Ledger, LedgerUnavailable
-from llm_budget_hooks.models import Budget, BudgetStatus, instant
-from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.models import BudgetStatus, instant
 from llm_budget_hooks.windows import Window
 
 T = TypeVar("T")
@@ -56,36 +55,6 @@ class Balance(BaseModel):
         numbers = {name: _number(getattr(line, name)) for name in names}
         rest = {name: getattr(line, name) for name in cls.model_fields if name not in names}
         return cls(**rest, **numbers)
-
-
-class KillSwitch(BaseModel):
-    """A kill switch that is on; without a tenant it is that of everybody."""
-
-    tenant: str | None
-    reason: str
-    by: str
-    since: datetime
-    automatic: bool
-
-    @classmethod
-    def of(cls, switch: Killed) -> KillSwitch:
-        """The switch as the engine has it."""
-        return cls(
-            tenant=switch.tenant or None, reason=switch.reason, by=switch.by, since=instant(switch.at_ms),
-            automatic=switch.automatic,
-        )  # fmt: skip
-
-
-class SetLimit(BaseModel):
-    """A limit that was overridden, and until when."""
-
-    budget: str
-    tenant: str | None
-    limit: Number
-    expires_at: datetime | None
-    by: str
-    reason: str
-    since: datetime
 
 
 class CostOf(BaseModel):
@@ -140,10 +109,9 @@ def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, 
     """
     now = instant(engine.now_ms())
     lines = [Balance.of(line) for line in engine.status(tenant, user) if wide or line.scope != "global"]
-    kills, changed = unless_away(engine.kills), unless_away(engine.overrides)
     name = None if tenant is None else tenant_name(tenant)
-    own = [one for one in changed or () if tenant is None or one.tenant == name or (wide and not one.tenant)]
-    rules = _rules(engine, name or "", {(o.tenant, o.budget): o.limit for o in own if o.limit is not None})
+    changed = overrides_of(engine, name, wide=wide)
+    rules = _rules(engine, name or "", {(o.tenant, o.budget): o.limit for o in changed or () if o.limit is not None})
     return Overview(
         tenant=name,
         namespace=engine.policy.namespace,
@@ -151,8 +119,8 @@ def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, 
         now=now,
         rules=[rule for rule in rules if wide or rule.scope != "global"],
         budgets=lines,
-        killed=None if kills is None else [KillSwitch.of(k) for k in kills if name is None or k.tenant in ("", name)],
-        overrides=None if changed is None else [_set_limit(engine, one) for one in own],
+        killed=kills_of(engine, name),
+        overrides=None if changed is None else [SetLimit.of(one, engine.policy) for one in changed],
         asks=_asks(engine, now, name, user, lines),
         **_month(engine, now, name),
     )
@@ -203,24 +171,11 @@ def _rules(engine: BudgetEngine, tenant: str, limits: dict[tuple[str, str], int]
         rules.append(
             Rule(
                 name=budget.name, scope=budget.scope, meter=budget.meter, window=budget.window,
-                limit=_in_units(budget, units), policy_limit=_in_units(budget, budget.limit_units),
+                limit=in_units(budget, units), policy_limit=in_units(budget, budget.limit_units),
                 features=[*budget.features], models=[*budget.models], managed=budget.managed,
             )
         )  # fmt: skip
     return rules
-
-
-def _set_limit(engine: BudgetEngine, one: Override) -> SetLimit:
-    found = {b.name: b for b in engine.policy.budgets_of(one.tenant, switched_off=True)}.get(one.budget)
-    limit = None if found is None or one.limit is None else _in_units(found, one.limit)
-    return SetLimit(
-        budget=one.budget, tenant=one.tenant or None, limit=limit, by=one.by, reason=one.reason,
-        expires_at=instant(one.until_ms) if one.until_ms else None, since=instant(one.at_ms),
-    )  # fmt: skip
-
-
-def _in_units(budget: Budget, units: int) -> str | int:
-    return plain(to_decimal(units)) if budget.meter == "usd" else units
 
 
 def _number(value: Decimal | int | None) -> str | int | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from llm_budget_hooks.ledger import AnswerCost
 from llm_budget_hooks.models import instant
 from llm_budget_hooks.models.trail import Event, Refusal, Run, RunStatus
 from llm_budget_hooks.money import to_decimal
+
+if TYPE_CHECKING:
+    from llm_budget_hooks.ledger import AnswerCost
 
 Dollars = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$", examples=["0.0031"], description="Exact dollars.")]
 Number = Annotated[

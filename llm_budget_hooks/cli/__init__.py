@@ -141,7 +141,7 @@ def status(
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often --watch reads.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is spent, held and free of each budget, with a bar.
+    """Show what is spent, held and free of each budget, with a bar; and kill switches and limits that were set.
 
     A balance that could not be read is shown as "unread", and the exit code is 1. Without --tenant only the budgets
     of scope global are shown.

@@ -105,7 +105,9 @@ class Administration(Corrections):
 
     def _overrides(self) -> Steps[list[Override]]:
         yield from self._refresh()
-        return [one for of_tenant in self._settings.overrides.values() for one in of_tenant.values()]
+        now = self.now_ms()
+        found = [one for of_tenant in self._settings.overrides.values() for one in of_tenant.values()]
+        return [one for one in found if not 0 < one.until_ms <= now]
 
     def _kills(self) -> Steps[list[Killed]]:
         yield from self._refresh()
@@ -233,7 +235,7 @@ class Administration(Corrections):
         return await self.arun(self._override(budget, limit, tenant, expires_at, by, reason, role))
 
     def overrides(self) -> list[Override]:
-        """All overrides of limits. One whose stored limit is no limit has None, and is ignored."""
+        """The overrides of limits that have not ended. One whose stored limit is no limit has None, and is ignored."""
         return self.run(self._overrides())
 
     async def aoverrides(self) -> list[Override]:

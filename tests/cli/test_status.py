@@ -68,6 +68,25 @@ def test_json_has_every_number_as_it_is(shared_url: str, policy: Path) -> None:
     assert user["resets_at"].endswith("+00:00")
 
 
+def test_kill_switches_and_set_limits_are_shown(shared_url: str, policy: Path) -> None:
+    with BudgetEngine.open(shared_url, policy) as engine:
+        engine.kill("acme", reason="a\x1b[2J loop", by="ops")
+        engine.kill("other")
+        engine.override("user-day", "$5", tenant="acme", by="ada", reason="a launch")
+        engine.override("all", "$60")
+    shown = llm_budget("status", "--store", shared_url, "--policy", policy, "--tenant", " acme ")
+    assert "Stopped: tenant acme, since " in shown.out
+    assert " by ops. a\ufffd[2J loop" in shown.out
+    assert "Set: user-day is $5 for tenant acme, by ada: a launch." in shown.out
+    assert "Set: all is $60 for everybody, by somebody." in shown.out
+    assert ("other" in shown.out, "\x1b" in shown.out, shown.code) == (False, False, 0)
+    seen = llm_budget("status", "--store", shared_url, "--policy", policy, "--json").json
+    assert {(one["tenant"], one["by"]) for one in seen["killed"]} == {("acme", "ops"), ("other", "")}
+    assert {(one["budget"], one["tenant"], one["limit"]) for one in seen["overrides"]} == {
+        ("user-day", "acme", "5"), ("all", None, "60"),
+    }  # fmt: skip
+
+
 def test_without_a_tenant_it_shows_what_is_everybodys(policy: Path, tmp_path: Path) -> None:
     environment = {"LLM_BUDGET_STORE": f"sqlite:///{tmp_path / 'b.db'}", "LLM_BUDGET_POLICY": str(policy)}
     done = llm_budget("status", "--json", **environment)
@@ -83,6 +102,7 @@ def test_what_could_not_be_read_is_unread_and_exit_code_1(policy: Path) -> None:
     figures = llm_budget(*away, "--json")
     assert figures.code == 1
     assert [line["spent"] for line in figures.json["budgets"]] == [None] * 3
+    assert (figures.json["killed"], figures.json["overrides"]) == (None, None)
 
 
 def test_a_store_in_memory_says_that_it_speaks_for_itself(policy: Path) -> None:

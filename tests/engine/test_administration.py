@@ -141,7 +141,9 @@ def test_an_override_ends_by_itself(opened: Opened, clock: Clock) -> None:
     engine.override("user-day", "$3", tenant="acme", expires_at=NOON + timedelta(hours=1))
     engine.settle(engine.reserve(call("2")), cost="2")
     assert engine.status(tenant="acme", user="u1")[0].limit == 3
+    assert [one.budget for one in engine.overrides()] == ["user-day"]
     clock.now += timedelta(hours=1)
+    assert engine.overrides() == []
     with pytest.raises(BudgetExceeded) as caught:
         engine.reserve(call())
     assert (caught.value.limit, caught.value.spent) == (1, 2)
