@@ -9,6 +9,14 @@ from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.money import parse_amount
 
 MAX_TOKENS = 10**12
+_SHARES = {
+    "input_tokens": ("cache_write_1h_tokens", "cache_write_tokens", "cached_input_tokens"),
+    "cached_input_tokens": ("cached_audio_tokens", "cached_image_tokens"),
+}
+_PARTS = {
+    "input_tokens": ("input_audio_tokens", "input_image_tokens"),
+    "output_tokens": ("reasoning_tokens", "output_audio_tokens", "output_image_tokens"),
+}
 
 
 def checked_count(owner: str, name: str, value: object) -> None:
@@ -107,6 +115,9 @@ class Call:
 class Usage:
     """What the provider says was used. Counts are tokens where the name does not say otherwise.
 
+    Parts that are more than their whole are cut to it, and the usage is not exact then: of the prompt, first what was
+    written to a cache for an hour, then for 5 minutes, stays, then what was read from one.
+
     Attributes:
         input_tokens: all of the prompt, cached and cache-written parts included.
         cached_input_tokens: the part of the prompt read from a cache.
@@ -114,14 +125,15 @@ class Usage:
         cache_write_1h_tokens: the part written to a cache for an hour.
         output_tokens: all that was generated, reasoning included.
         reasoning_tokens: the part of the output that was reasoning.
-        input_audio_tokens, output_audio_tokens: the parts that were audio.
-        input_image_tokens, output_image_tokens: the parts that were images.
+        cached_audio_tokens, cached_image_tokens: the parts of the cached input that were audio and images.
+        input_audio_tokens, output_audio_tokens: the parts that were audio; in the prompt, what no cache had.
+        input_image_tokens, output_image_tokens: the parts that were images; in the prompt, what no cache had.
         images: how many images were made.
         searches: how many web searches were made.
         input_characters: letters that were sent to be spoken, where that is what is billed.
         input_ms, output_ms: milliseconds of sound or film that were sent and made, where that is what is billed.
         service_tier: the tier that served; None: the one asked for.
-        exact: False if a count was guessed rather than reported.
+        exact: False if a count was guessed rather than reported, or cut.
 
     Raises:
         ConfigurationError: for a count that is negative or not a whole number.
@@ -137,6 +149,8 @@ class Usage:
     output_audio_tokens: int = 0
     input_image_tokens: int = 0
     output_image_tokens: int = 0
+    cached_audio_tokens: int = 0
+    cached_image_tokens: int = 0
     images: int = 0
     searches: int = 0
     input_characters: int = 0
@@ -149,16 +163,42 @@ class Usage:
         counts = (
             self.input_tokens, self.cached_input_tokens, self.cache_write_tokens, self.cache_write_1h_tokens,
             self.output_tokens, self.reasoning_tokens, self.input_audio_tokens, self.output_audio_tokens,
-            self.input_image_tokens, self.output_image_tokens, self.images, self.searches,
-            self.input_characters, self.input_ms, self.output_ms,
+            self.input_image_tokens, self.output_image_tokens, self.cached_audio_tokens, self.cached_image_tokens,
+            self.images, self.searches, self.input_characters, self.input_ms, self.output_ms,
         )  # fmt: skip
         for count in counts:
             if type(count) is not int or not 0 <= count <= MAX_TOKENS:
                 self._refuse_counts()
         _checked_text("Usage", "service_tier", self.service_tier)
+        if (
+            self.cached_input_tokens + self.cache_write_tokens + self.cache_write_1h_tokens > self.input_tokens
+            or self.cached_audio_tokens + self.cached_image_tokens > self.cached_input_tokens
+            or self.input_audio_tokens > self.input_tokens
+            or self.input_image_tokens > self.input_tokens
+            or self.reasoning_tokens > self.output_tokens
+            or self.output_audio_tokens > self.output_tokens
+            or self.output_image_tokens > self.output_tokens
+        ):
+            self._cut()
+
+    def _cut(self) -> None:
+        """Cut the parts to what they are parts of."""
+        for whole, shares in _SHARES.items():
+            left = getattr(self, whole)
+            for name in shares:
+                left -= self._cut_to(name, left)
+        for whole, parts in _PARTS.items():
+            for name in parts:
+                self._cut_to(name, getattr(self, whole))
+        object.__setattr__(self, "exact", False)
+
+    def _cut_to(self, name: str, most: int) -> int:
+        count: int = min(getattr(self, name), most)
+        object.__setattr__(self, name, count)
+        return count
 
     def _refuse_counts(self) -> None:
-        for name in self.__slots__[:15]:
+        for name in self.__slots__[:17]:
             value = getattr(self, name)
             if value is None:
                 raise ConfigurationError(f"Usage.{name} is None; leave out what is not known")

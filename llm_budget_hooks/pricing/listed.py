@@ -29,6 +29,8 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "output_cost_per_audio_token": "audio_out",
     "input_cost_per_image_token": "image_in",
     "output_cost_per_image_token": "image_out",
+    "cache_read_input_audio_token_cost": "cached_audio",
+    "cache_read_input_image_token_cost": "cached_image",
 }
 _KEY: Final = re.compile(
     rf"({'|'.join(sorted(_KINDS, key=len, reverse=True))})"

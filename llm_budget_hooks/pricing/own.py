@@ -4,7 +4,7 @@
     input = "$3"              # dollars per million tokens; text, int or Decimal
     output = "$15"
     cached_input = "$0.30"    # also: cache_write, cache_write_1h, reasoning, input_audio, output_audio,
-                              # input_image, output_image
+                              # input_image, output_image, cached_audio, cached_image
     per_call = "$0.001"       # dollars each; also: per_image, per_search, per_character,
                               # per_input_second, per_output_second
     max_input_tokens = 200_000
@@ -52,6 +52,8 @@ _RATES: Final[Mapping[str, Kind]] = {
     "output_audio": "audio_out",
     "input_image": "image_in",
     "output_image": "image_out",
+    "cached_audio": "cached_audio",
+    "cached_image": "cached_image",
 }
 _EACH: Final = ("per_call", "per_image", "per_search", "per_character", "per_input_second", "per_output_second")
 _MS: Final = 1000

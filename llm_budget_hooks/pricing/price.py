@@ -34,6 +34,8 @@ _COUNTS_OF: Final[Mapping[str, Kind]] = {
     "output_audio_tokens": "audio_out",
     "input_image_tokens": "image_in",
     "output_image_tokens": "image_out",
+    "cached_audio_tokens": "cached_audio",
+    "cached_image_tokens": "cached_image",
 }
 _NO_UNITS: Final = Units()
 _LONGEST_MS: Final = 3_600_000
@@ -63,6 +65,10 @@ class UsageCounts(Protocol):
     def input_image_tokens(self) -> int: ...
     @property
     def output_image_tokens(self) -> int: ...
+    @property
+    def cached_audio_tokens(self) -> int: ...
+    @property
+    def cached_image_tokens(self) -> int: ...
     @property
     def images(self) -> int: ...
     @property
@@ -200,8 +206,10 @@ class Price:
 
     def _rare_cost_nusd(self, usage: UsageCounts, rates: Rates) -> int:
         fresh, cached, write, write_1h, heard, seen = _input_parts(usage)
+        kept_sound, kept_images, kept = _shares(cached, usage.cached_audio_tokens, usage.cached_image_tokens)
         text, reasoning, spoken, drawn = _output_parts(usage)
-        total = self._units.call + fresh * rates.input + cached * rates.cached
+        total = self._units.call + fresh * rates.input + kept * rates.cached
+        total += kept_sound * rates.cached_audio + kept_images * rates.cached_image
         total += write * rates.write + write_1h * rates.write_1h + heard * rates.audio_in + seen * rates.image_in
         total += text * rates.output + reasoning * rates.reasoning
         total += spoken * rates.audio_out + drawn * rates.image_out
@@ -308,6 +316,8 @@ def _has_rare_parts(usage: UsageCounts) -> bool:
         or usage.output_audio_tokens
         or usage.input_image_tokens
         or usage.output_image_tokens
+        or usage.cached_audio_tokens
+        or usage.cached_image_tokens
         or usage.images
         or usage.searches
         or usage.input_characters
@@ -350,7 +360,9 @@ def _shares(whole: int, *asked: int) -> list[int]:
 
 def _impossible(usage: UsageCounts) -> bool:
     counts: dict[str, int] = {name: getattr(usage, name) for name in _COUNTS_OF}
-    inside = sum(counts[name] for name, kind in _COUNTS_OF.items() if PLAIN_OF[kind] == "input")
+    kept = usage.cached_audio_tokens + usage.cached_image_tokens
+    inside = sum(counts[name] for name, kind in _COUNTS_OF.items() if PLAIN_OF[kind] == "input") - kept
     spoken_or_thought = sum(counts[name] for name, kind in _COUNTS_OF.items() if PLAIN_OF[kind] == "output")
     negative = min(usage.input_tokens, usage.output_tokens, *counts.values()) < 0
-    return negative or inside > usage.input_tokens or spoken_or_thought > usage.output_tokens
+    overfull = inside > usage.input_tokens or spoken_or_thought > usage.output_tokens
+    return negative or overfull or kept > usage.cached_input_tokens

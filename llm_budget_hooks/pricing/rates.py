@@ -6,7 +6,8 @@ leaves out is filled in so that no token is ever free by omission:
 - a long-context rate that a service tier lacks stands to the standard one as the tier's short-context rate does;
 - cached input, cache writes and audio that a service tier or a long context lacks are priced as without it, and in
   proportion to the plain rate where that is dearer; reasoning always in proportion to the plain output rate;
-- a class that has no rate at all is charged at the plain input or output rate, cached input at a share of it.
+- cached audio and images that have no rate cost as much less than fresh ones as cached text does than fresh text;
+- any other class that has no rate is charged at the plain input or output rate, cached input at a share of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from decimal import Decimal
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal[
-    "input", "output", "cached", "write", "write_1h", "reasoning", "audio_in", "audio_out", "image_in", "image_out"
+    "input", "output", "cached", "write", "write_1h", "reasoning", "audio_in", "audio_out", "image_in", "image_out",
+    "cached_audio", "cached_image",
 ]  # fmt: skip
 Written = Mapping[tuple[Kind, int, str], int]
 """Rates by class, by the prompt size in tokens above which they hold (0: always) and by service tier ("": standard)."""
@@ -49,7 +51,10 @@ PLAIN_OF: Final[Mapping[Kind, Kind]] = {
     "audio_out": "output",
     "image_in": "input",
     "image_out": "output",
+    "cached_audio": "input",
+    "cached_image": "input",
 }
+_SENSED: Final[tuple[Kind, Kind]] = ("audio_in", "image_in")
 
 
 class Rates(NamedTuple):
@@ -65,6 +70,8 @@ class Rates(NamedTuple):
     audio_out: int
     image_in: int
     image_out: int
+    cached_audio: int
+    cached_image: int
 
 
 class Units(NamedTuple):
@@ -127,18 +134,22 @@ class Sheet:
     def _rates(self, over: int, tier: str) -> Rates:
         plain_in = self._rate("input", over, tier) or 0
         plain_out = self._rate("output", over, tier) or 0
+        cached = self._or("cached", over, tier, _scaled(plain_in, *self.cached_share.as_integer_ratio()))
         write = self._or("write", over, tier, plain_in)
+        heard, seen = (self._or(kind, over, tier, plain_in) for kind in _SENSED)
         return Rates(
             input=plain_in,
             output=plain_out,
-            cached=self._or("cached", over, tier, _scaled(plain_in, *self.cached_share.as_integer_ratio())),
+            cached=cached,
             write=write,
             write_1h=self._or("write_1h", over, tier, max(write, plain_in)),
             reasoning=self._or("reasoning", over, tier, plain_out),
-            audio_in=self._or("audio_in", over, tier, plain_in),
+            audio_in=heard,
             audio_out=self._or("audio_out", over, tier, plain_out),
-            image_in=self._or("image_in", over, tier, plain_in),
+            image_in=seen,
             image_out=self._or("image_out", over, tier, plain_out),
+            cached_audio=self._or("cached_audio", over, tier, max(cached, _scaled(cached, heard, plain_in))),
+            cached_image=self._or("cached_image", over, tier, max(cached, _scaled(cached, seen, plain_in))),
         )
 
     def _or(self, kind: Kind, over: int, tier: str, otherwise: int) -> int:
@@ -183,13 +194,13 @@ def ceilings(*tables: tuple[tuple[int, Rates], ...]) -> tuple[tuple[int, Ceiling
 
 
 def _ceiling(met: list[Rates]) -> Ceiling:
-    plain = max(max(r.input, r.cached, r.image_in) for r in met)
+    plain = max(max(r.input, r.cached, r.image_in, r.cached_image) for r in met)
     output = max(max(r.output, r.reasoning, r.image_out) for r in met)
     writing = max(plain, *(max(r.write, r.write_1h) for r in met))
     return Ceiling(
         input=plain,
         input_writing=writing,
         output=output,
-        audio_in=max(writing, *(r.audio_in for r in met)),
+        audio_in=max(writing, *(max(r.audio_in, r.cached_audio) for r in met)),
         audio_out=max(output, *(r.audio_out for r in met)),
     )

@@ -47,6 +47,8 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "output_audio_mtok": "audio_out",
     "input_image_mtok": "image_in",
     "output_image_mtok": "image_out",
+    "cache_audio_read_mtok": "cached_audio",
+    "cache_image_read_mtok": "cached_image",
 }
 _TIERS: Final[Mapping[str, str]] = {"batch": "batches", "flex": "flex", "priority": "priority"}
 _MILLION: Final = 10**6

@@ -37,8 +37,11 @@ def usage_from(answer: Any, provider: str | None = None, *, partial: bool = Fals
     """
     if answer is None or isinstance(answer, str | bytes | int):
         return None
-    answer = opened(answer)
-    return quick(answer, provider) or _at_length(answer, provider, partial=partial)
+    try:
+        answer = opened(answer)
+        return quick(answer, provider) or _at_length(answer, provider, partial=partial)
+    except Exception:  # noqa: BLE001 - somebody else's object can raise anything, and the call is paid for
+        return None
 
 
 def _at_length(answer: Any, provider: str | None, *, partial: bool) -> Usage | None:
@@ -118,8 +121,14 @@ def _of_inputs(usage: Any) -> Reader:
 
 
 def served_model(answer: Any) -> str | None:
-    """The model that an answer says has served."""
-    answer = opened(answer)
+    """The model that an answer says has served; None if it says none. Never raises."""
+    try:
+        return _served(opened(answer))
+    except Exception:  # noqa: BLE001 - somebody else's object can raise anything, and the call is paid for
+        return None
+
+
+def _served(answer: Any) -> str | None:
     found = _name(first(answer, "model", "modelVersion", "model_version"))
     if found is None:
         found = _name(field(opened(field(answer, "response_metadata")), "model_name"))

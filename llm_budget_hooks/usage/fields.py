@@ -10,17 +10,19 @@ from typing import Any, Final
 from llm_budget_hooks.models.calls import MAX_TOKENS, Usage
 
 _DIGITS: Final = 40
+_FIELDLESS: Final = (str, bytes, int, float, Decimal, list, tuple, type(None))
 
 
 def field(value: Any, name: str) -> Any:
-    """A field of an object or a mapping; None if it is not there."""
+    """A field of an object or a mapping; None if it is not there, or cannot be read."""
     if type(value) is dict:
         return value.get(name)
     if value is None:
         return None
-    if isinstance(value, Mapping):
-        return value.get(name)
-    return getattr(value, name, None)
+    try:
+        return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    except Exception:  # noqa: BLE001 - a property of somebody else's object can raise anything
+        return None
 
 
 def first(value: Any, *names: str) -> Any:
@@ -65,6 +67,8 @@ class Counts:
             return 0
         found = place.get(names[0]) if type(place) is dict else None
         if found is None:
+            if isinstance(place, _FIELDLESS):
+                self.exact = False
             found = first(place, *names)
         if found is None or (type(found) is int and 0 <= found <= MAX_TOKENS):
             return found or 0
@@ -85,12 +89,12 @@ class Counts:
             return value
         return self._forced(value)
 
-    def part(self, count: int, whole: int) -> int:
-        """A count cut to the whole that it is a part of."""
-        if count <= whole:
-            return count
-        self.exact = False
-        return whole
+    def listed(self, value: Any) -> Sequence[Any]:
+        """A list of details; nothing for what is no list, and of it only what has fields."""
+        found = [item for item in items(value) if not isinstance(item, _FIELDLESS)]
+        if value and (not isinstance(value, list | tuple) or len(found) < len(value)):
+            self.exact = False
+        return found
 
     def _forced(self, value: Any) -> int:
         number = _number(value)
@@ -103,7 +107,10 @@ class Counts:
 
 
 def _has(place: Any, name: str) -> bool:
-    return name in place if isinstance(place, Mapping) else hasattr(place, name)
+    try:
+        return name in place if isinstance(place, Mapping) else hasattr(place, name)
+    except Exception:  # noqa: BLE001 - it is there, and cannot be read
+        return True
 
 
 def _number(value: Any) -> Decimal | None:
@@ -122,7 +129,7 @@ def _number(value: Any) -> Decimal | None:
 
 
 def made(counts: Counts, tier: Any = None, **found: int) -> Usage | None:
-    """The usage of some counts, cut to what can be; None if it says nothing but zeros.
+    """The usage of some counts; None if it says nothing but zeros.
 
     Args:
         counts: what read them.
@@ -133,18 +140,6 @@ def made(counts: Counts, tier: Any = None, **found: int) -> Usage | None:
         return None
     if max(found.values()) > MAX_TOKENS:
         found = {name: counts.whole(count) for name, count in found.items()}
-    left = prompt = found.get("input_tokens", 0)
-    for name in ("cache_write_1h_tokens", "cache_write_tokens", "cached_input_tokens"):
-        if found.get(name):
-            found[name] = counts.part(found[name], left)
-            left -= found[name]
-    for name in ("input_audio_tokens", "input_image_tokens"):
-        if found.get(name):
-            found[name] = counts.part(found[name], prompt)
-    output = found.get("output_tokens", 0)
-    for name in ("reasoning_tokens", "output_audio_tokens", "output_image_tokens"):
-        if found.get(name):
-            found[name] = counts.part(found[name], output)
     return Usage(**found, service_tier=tier_of(tier), exact=counts.exact)
 
 

@@ -62,9 +62,11 @@ def openai(said: Said) -> Usage | None:
         **_written(usage, given, counts),
         output_tokens=output,
         reasoning_tokens=reasoning,
-        input_audio_tokens=_heard(given, counts),
+        **_sensed(
+            heard=(counts.of(given, "audio_tokens"), counts.of(field(given, "cached_tokens_details"), "audio_tokens")),
+            seen=(counts.of(given, "image_tokens"), counts.of(field(given, "cached_tokens_details"), "image_tokens")),
+        ),
         output_audio_tokens=counts.of(spent, "audio_tokens"),
-        input_image_tokens=counts.of(given, "image_tokens"),
         output_image_tokens=counts.of(spent, "image_tokens"),
         input_ms=_seconds(usage, counts),
         images=pictures(answer),
@@ -107,7 +109,8 @@ def gemini(said: Said) -> Usage | None:
     total = counts.whole(get("totalTokenCount", "total_token_count"))
     if not (total and thoughts and total == prompt + tools + output and thoughts <= output):
         output += thoughts
-    heard = get("promptTokensDetails", "prompt_tokens_details")
+    given = get("promptTokensDetails", "prompt_tokens_details")
+    kept = get("cacheTokensDetails", "cache_tokens_details")
     spoken = get("candidatesTokensDetails", "candidates_tokens_details", "responseTokensDetails")
     return made(
         counts,
@@ -116,9 +119,11 @@ def gemini(said: Said) -> Usage | None:
         cached_input_tokens=counts.whole(get("cachedContentTokenCount", "cached_content_token_count")),
         output_tokens=output,
         reasoning_tokens=thoughts,
-        input_audio_tokens=_modality(heard, "AUDIO", counts),
+        **_sensed(
+            heard=(_modality(given, "AUDIO", counts), _modality(kept, "AUDIO", counts)),
+            seen=(_modality(given, "IMAGE", counts), _modality(kept, "IMAGE", counts)),
+        ),
         output_audio_tokens=_modality(spoken, "AUDIO", counts),
-        input_image_tokens=_modality(heard, "IMAGE", counts),
         output_image_tokens=_modality(spoken, "IMAGE", counts),
         searches=_groundings(answer),
     )
@@ -129,9 +134,8 @@ def bedrock(said: Said) -> Usage | None:
     usage, answer, counts = said.usage, said.answer, said.counts
     read = counts.of(usage, "cacheReadInputTokens", "cacheReadInputTokenCount")
     written = counts.of(usage, "cacheWriteInputTokens", "cacheWriteInputTokenCount")
-    hour = sum(
-        counts.of(part, "inputTokens") for part in items(field(usage, "cacheDetails")) if field(part, "ttl") == "1h"
-    )
+    details = counts.listed(field(usage, "cacheDetails"))
+    hour = sum(counts.of(part, "inputTokens") for part in details if field(part, "ttl") == "1h")
     return made(
         counts,
         field(field(answer, "serviceTier"), "type"),
@@ -226,10 +230,14 @@ def _written(usage: Any, given: Any, counts: Counts) -> dict[str, int]:
     return {"cache_write_tokens": five, "cache_write_1h_tokens": hour}
 
 
-def _heard(given: Any, counts: Counts) -> int:
-    """Sound in the prompt that was not read from a cache."""
-    cached = counts.of(field(given, "cached_tokens_details"), "audio_tokens")
-    return max(counts.of(given, "audio_tokens") - cached, 0)
+def _sensed(heard: tuple[int, int], seen: tuple[int, int]) -> dict[str, int]:
+    """Sound and images in the prompt, and how much of them was read from a cache."""
+    return {
+        "input_audio_tokens": max(heard[0] - heard[1], 0),
+        "cached_audio_tokens": heard[1],
+        "input_image_tokens": max(seen[0] - seen[1], 0),
+        "cached_image_tokens": seen[1],
+    }
 
 
 def _seconds(usage: Any, counts: Counts) -> int:
@@ -281,7 +289,7 @@ def _groundings(answer: Any) -> int:
 
 
 def _modality(details: Any, name: str, counts: Counts) -> int:
-    found = [part for part in items(details) if str(field(part, "modality")).rpartition(".")[2].upper() == name]
+    found = [part for part in counts.listed(details) if str(field(part, "modality")).rpartition(".")[2].upper() == name]
     return sum(counts.of(part, "tokenCount", "token_count") for part in found)
 
 

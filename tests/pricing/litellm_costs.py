@@ -65,6 +65,7 @@ def _unit_cost(name: str, provider: str | None, counts: dict[str, Any]) -> float
 
 
 def _usage(counts: dict[str, Any]) -> Any:
+    from litellm.types.llms.base import CachedTokensDetails
     from litellm.types.utils import (
         CacheCreationTokenDetails,
         CompletionTokensDetailsWrapper,
@@ -72,6 +73,8 @@ def _usage(counts: dict[str, Any]) -> Any:
         Usage,
     )
 
+    kept_sound, kept_images = counts.get("cached_audio_tokens", 0), counts.get("cached_image_tokens", 0)
+    kept = CachedTokensDetails(audio_tokens=kept_sound, image_tokens=kept_images) if kept_sound or kept_images else None
     write, write_1h = counts.get("cache_write_tokens", 0), counts.get("cache_write_1h_tokens", 0)
     written = CacheCreationTokenDetails(ephemeral_5m_input_tokens=write, ephemeral_1h_input_tokens=write_1h)
     return Usage(
@@ -82,7 +85,9 @@ def _usage(counts: dict[str, Any]) -> Any:
             cached_tokens=counts.get("cached_input_tokens", 0),
             cache_creation_tokens=write + write_1h,
             cache_creation_token_details=written if write or write_1h else None,
-            audio_tokens=counts.get("input_audio_tokens", 0),
+            cached_tokens_details=kept,
+            audio_tokens=counts.get("input_audio_tokens", 0) + kept_sound,
+            image_tokens=counts.get("input_image_tokens", 0) + kept_images,
         ),
         completion_tokens_details=CompletionTokensDetailsWrapper(
             reasoning_tokens=counts.get("reasoning_tokens", 0),

@@ -30,6 +30,8 @@ class Counts:
     output_audio_tokens: int = 0
     input_image_tokens: int = 0
     output_image_tokens: int = 0
+    cached_audio_tokens: int = 0
+    cached_image_tokens: int = 0
     images: int = 0
     searches: int = 0
     input_characters: int = 0
@@ -178,6 +180,20 @@ def test_b018_a_hold_knows_the_size_of_the_prompt() -> None:
 def test_b082_audio_has_a_rate_of_its_own() -> None:
     audio = price(input="2.50", output="10", output_audio="80")
     assert dollars(audio, output_tokens=110 + 482, output_audio_tokens=482) == Decimal("0.03966")
+
+
+def test_b082_sound_that_a_cache_had_has_a_rate_of_its_own() -> None:
+    flash = PriceBook().price("gemini/gemini-2.5-flash")
+    counts = {"input_tokens": 10**6, "cached_input_tokens": 800_000, "cached_audio_tokens": 800_000}
+    assert dollars(flash, **counts) == Decimal("0.14")
+    assert dollars(flash, **{**counts, "cached_audio_tokens": 0}) == Decimal("0.084")
+
+
+def test_b082_cached_sound_without_a_rate_is_as_much_dearer_as_fresh_sound_is() -> None:
+    spoken = price(input="0.10", cached_input="0.025", input_audio="0.70", output="0.40")
+    counts = {"input_tokens": 10**6, "cached_input_tokens": 10**6, "cached_audio_tokens": 10**6}
+    assert dollars(spoken, **counts) == Decimal("0.175")
+    assert spoken.remarks(Counts(**counts)) == ("cached_audio_tokens at the plain rate",)
 
 
 def test_b083_a_search_is_charged_when_it_was_made() -> None:

@@ -27,7 +27,7 @@ def tables(rates: st.SearchStrategy[str], classes: list[str]) -> st.SearchStrate
 @st.composite
 def policies(draw: st.DrawFn) -> dict[str, Any]:
     """A price with all of its rates written at each size and in each service tier."""
-    classes = draw(st.lists(st.sampled_from(CLASSES), unique=True))
+    classes = [*draw(st.lists(st.sampled_from(CLASSES), unique=True)), "cached_audio"]
     table = draw(tables(RATE, classes))
     for tier in draw(st.lists(st.sampled_from(["flex", "priority"]), unique=True)):
         table[tier] = draw(tables(RATE, classes))
@@ -45,8 +45,9 @@ def usages(draw: st.DrawFn, most: int = 3000) -> Usage:
     cached, write, write_1h, heard = (b - a for a, b in itertools.pairwise(cuts))
     spoken, reasoning, output = sorted(draw(st.lists(st.integers(0, most), min_size=3, max_size=3)))
     return Usage(
-        input_tokens=cuts[-1], cached_input_tokens=cached, cache_write_tokens=write, cache_write_1h_tokens=write_1h,
-        input_audio_tokens=heard, output_tokens=output, output_audio_tokens=spoken,
+        input_tokens=cuts[-1], cached_input_tokens=cached, cached_audio_tokens=draw(st.integers(0, cached)),
+        cache_write_tokens=write, cache_write_1h_tokens=write_1h, input_audio_tokens=heard,
+        output_tokens=output, output_audio_tokens=spoken,
         reasoning_tokens=reasoning - spoken, service_tier=draw(st.sampled_from([None, "default", "flex", "priority"])),
     )  # fmt: skip
 
@@ -68,7 +69,9 @@ def by_fractions(table: dict[str, Any], usage: Usage) -> Fraction:
         "input_audio": usage.input_audio_tokens,
         "cache_write_1h": usage.cache_write_1h_tokens,
     }
-    total = Fraction(table["per_call"]) + (usage.input_tokens - sum(counted.values())) * rate("input", "input")
+    kept_sound = usage.cached_audio_tokens * (rate("cached_audio", "input") - rate("cached_input", "input"))
+    total = Fraction(table["per_call"]) + kept_sound
+    total += (usage.input_tokens - sum(counted.values())) * rate("input", "input")
     for name, count in counted.items():
         total += count * rate(name, "input")
     if "cache_write_1h" not in place and "cache_write" in place:
@@ -86,7 +89,7 @@ def test_a_cost_is_the_exact_sum_rounded_up_once(table: dict[str, Any], usage: U
 
 def within_bound(at: Price, usage: Usage) -> bool:
     writes = bool(usage.cache_write_tokens or usage.cache_write_1h_tokens)
-    audio = bool(usage.input_audio_tokens or usage.output_audio_tokens)
+    audio = bool(usage.input_audio_tokens or usage.output_audio_tokens or usage.cached_audio_tokens)
     bound = at.bound_nusd(
         usage.input_tokens, usage.output_tokens, writes_cache=writes, service_tier=usage.service_tier, audio=audio
     )

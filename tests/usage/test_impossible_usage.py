@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_budget_hooks.models import Usage
+from llm_budget_hooks import BudgetEngine, Call, Usage
 from llm_budget_hooks.pricing import PriceBook
-from llm_budget_hooks.usage import usage_from
+from llm_budget_hooks.usage import StreamUsage, served_model, usage_from
 
 SONNET = PriceBook(
     {
@@ -78,6 +78,91 @@ def test_a_count_is_read_as_what_it_can_be(value: Any, counted: int, exact: bool
     assert (usage.output_tokens, usage.exact) == (counted, exact)
 
 
+@pytest.mark.parametrize(
+    ("counts", "kept"),
+    [
+        ({"input_tokens": 100, "cached_input_tokens": 120}, {"cached_input_tokens": 100}),
+        ({"input_tokens": 100, "cache_write_1h_tokens": 30, "cache_write_tokens": 30, "cached_input_tokens": 80},
+         {"cached_input_tokens": 40}),
+        ({"input_tokens": 9, "cached_input_tokens": 5, "cached_audio_tokens": 4, "cached_image_tokens": 3},
+         {"cached_image_tokens": 1}),
+        ({"input_tokens": 9, "input_audio_tokens": 10, "input_image_tokens": 11},
+         {"input_audio_tokens": 9, "input_image_tokens": 9}),
+        ({"output_tokens": 9, "reasoning_tokens": 500}, {"reasoning_tokens": 9}),
+        ({"output_tokens": 9, "output_audio_tokens": 10, "output_image_tokens": 11},
+         {"output_audio_tokens": 9, "output_image_tokens": 9}),
+    ],
+)  # fmt: skip
+def test_b073_a_usage_made_by_hand_is_cut_by_the_same_rule_and_marked(
+    counts: dict[str, int], kept: dict[str, int]
+) -> None:
+    assert Usage(**counts) == Usage(**(counts | kept), exact=False)
+
+
+def test_b073_a_usage_made_by_hand_that_cannot_be_settles_as_not_exact() -> None:
+    policy = {"budgets": [{"scope": "global", "limit": "$10", "window": "day"}]}
+    with BudgetEngine.open("memory://", policy) as engine:
+        held = engine.reserve(Call(model="gpt-4o-mini", input_tokens=100, max_output_tokens=10))
+        booked = engine.settle(held, usage=Usage(input_tokens=100, cached_input_tokens=120, output_tokens=10))
+    assert (booked.exact, booked.cost) == (False, Decimal("0.0000135"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"usage": {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": "all cached"}},
+        {"usage": {"prompt_tokens": 9, "completion_tokens": 1, "completion_tokens_details": [3]}},
+        {"usage": {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens_details": 5}}},
+        {"usage": {"input_tokens": 9, "output_tokens": 1, "cache_creation": "1h", "cache_read_input_tokens": 0}},
+        {"usage_metadata": {"input_tokens": 9, "output_tokens": 1, "input_token_details": [4]}},
+        {"usageMetadata": {"promptTokenCount": 9, "promptTokensDetails": {"modality": "AUDIO"}}},
+        {"usageMetadata": {"promptTokenCount": 9, "cacheTokensDetails": ["AUDIO"]}},
+        {"usage": {"inputTokens": 9, "outputTokens": 1, "cacheDetails": "1h"}},
+    ],
+)
+def test_details_that_are_no_table_make_a_usage_inexact(answer: Any) -> None:
+    usage = usage_from(answer)
+    assert usage is not None
+    assert (usage.input_tokens, usage.exact) == (9, False)
+
+
+class Broken:
+    """An object of which some fields cannot be read."""
+
+    def __init__(self, *broken: str, **fields: Any) -> None:
+        self.__dict__.update({"broken": broken, "fields": fields})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.broken:
+            raise RuntimeError("the connection is closed")
+        if name not in self.fields:
+            raise AttributeError(name)
+        return self.fields[name]
+
+
+class BrokenMapping(dict[str, Any]):
+    """A mapping that cannot be looked into."""
+
+    def get(self, *_: Any) -> Any:
+        raise RuntimeError("the connection is closed")
+
+    __iter__ = keys = items = __contains__ = __getitem__ = get
+
+
+def test_what_an_object_cannot_say_is_not_said() -> None:
+    spent = Broken("completion_tokens", "service_tier", prompt_tokens=9)
+    answer = Broken("usage_metadata", "usageMetadata", "data", "choices", usage=spent, model="gpt-4o")
+    assert usage_from(answer) == Usage(input_tokens=9, exact=False)
+    assert served_model(answer) == "gpt-4o"
+
+
+@pytest.mark.parametrize("answer", [Broken("usage", "model", "response_metadata"), BrokenMapping(usage=1)], ids=repr)
+def test_an_object_that_cannot_be_read_says_nothing(answer: Any) -> None:
+    events = StreamUsage()
+    events.add(answer)
+    assert (usage_from(answer), served_model(answer), events.usage) == (None, None, None)
+
+
 def test_a_detail_of_none_is_not_said_and_changes_nothing() -> None:
     assert chat() == Usage(input_tokens=100, output_tokens=10)
 
@@ -93,14 +178,15 @@ NAMES = st.sampled_from(
         "cache_creation_tokens", "promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "totalTokenCount",
         "cachedContentTokenCount", "inputTokens", "cacheReadInputTokens", "prompt_cache_hit_tokens", "citation_tokens",
         "cache_read", "cache_creation", "reasoning", "web_search_requests", "ephemeral_1h_input_tokens", "seconds",
-        "prompt_audio_seconds", "type", "modality", "tokenCount", "service_tier",
+        "prompt_audio_seconds", "type", "modality", "tokenCount", "service_tier", "cachedContentTokenCount",
     ]
 )  # fmt: skip
 PLACES = st.sampled_from(
     [
         "usage", "usage_metadata", "usageMetadata", "prompt_tokens_details", "input_token_details", "message", "data",
         "completion_tokens_details", "cache_creation", "cache_creation_token_details", "response", "cacheDetails",
-        "promptTokensDetails", "output", "choices", "candidates", "response_metadata", "server_tool_use",
+        "promptTokensDetails", "cacheTokensDetails", "cached_tokens_details",
+        "output", "choices", "candidates", "response_metadata", "server_tool_use",
     ]
 )  # fmt: skip
 ANSWERS = st.recursive(
@@ -119,6 +205,7 @@ def test_no_answer_makes_an_exception_or_a_negative_cost(answer: Any, provider: 
     if usage is not None:
         assert SONNET.cost_nusd(usage) >= 0
         assert usage.cached_input_tokens + usage.cache_write_tokens + usage.cache_write_1h_tokens <= usage.input_tokens
+        assert usage.cached_audio_tokens + usage.cached_image_tokens <= usage.cached_input_tokens
         assert max(usage.reasoning_tokens, usage.output_audio_tokens) <= usage.output_tokens
 
 

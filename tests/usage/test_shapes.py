@@ -68,8 +68,8 @@ SHAPES: dict[str, tuple[Any, str | None, dict[str, Any]]] = {
             "output_token_details": {"text_tokens": 20, "audio_tokens": 80},
         }}},
         None,
-        {"input_tokens": 250, "cached_input_tokens": 128, "input_audio_tokens": 100, "output_tokens": 100,
-         "output_audio_tokens": 80},
+        {"input_tokens": 250, "cached_input_tokens": 128, "cached_audio_tokens": 100, "input_audio_tokens": 100,
+         "output_tokens": 100, "output_audio_tokens": 80},
     ),
     "OpenAI images": (
         {
@@ -135,6 +135,25 @@ SHAPES: dict[str, tuple[Any, str | None, dict[str, Any]]] = {
         {"input_tokens": 107, "cached_input_tokens": 60, "output_tokens": 50, "reasoning_tokens": 30,
          "input_audio_tokens": 22, "input_image_tokens": 10, "output_image_tokens": 15,
          "service_tier": "ON_DEMAND_PRIORITY"},
+    ),
+    "Gemini with sound and images in its cache": (
+        {"usageMetadata": {
+            "promptTokenCount": 1000, "cachedContentTokenCount": 800, "totalTokenCount": 1000,
+            "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 700}, {"modality": "IMAGE", "tokenCount": 120},
+                                    {"modality": "TEXT", "tokenCount": 180}],
+            "cacheTokensDetails": [{"modality": "AUDIO", "tokenCount": 600}, {"modality": "IMAGE", "tokenCount": 20},
+                                   {"modality": "TEXT", "tokenCount": 180}]}},
+        "gemini",
+        {"input_tokens": 1000, "cached_input_tokens": 800, "input_audio_tokens": 100, "cached_audio_tokens": 600,
+         "input_image_tokens": 100, "cached_image_tokens": 20},
+    ),
+    "LiteLLM from Gemini, with sound and images in its cache": (
+        {"usage": {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {
+            "cached_tokens": 800, "audio_tokens": 700, "image_tokens": 120, "text_tokens": 180,
+            "cached_tokens_details": {"audio_tokens": 600, "image_tokens": 20, "text_tokens": 180}}}},
+        "gemini",
+        {"input_tokens": 1000, "cached_input_tokens": 800, "input_audio_tokens": 100, "cached_audio_tokens": 600,
+         "input_image_tokens": 100, "cached_image_tokens": 20, "output_tokens": 5},
     ),
     "Gemini with thoughts in the candidates": (
         {"usageMetadata": {"promptTokenCount": 100, "candidatesTokenCount": 50, "thoughtsTokenCount": 30,
