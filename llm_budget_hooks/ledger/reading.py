@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -17,12 +17,13 @@ from sqlalchemy import BigInteger, ColumnElement, Select, Table, case, func, lit
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.ledger import tables
-from llm_budget_hooks.ledger.database import Database
 from llm_budget_hooks.ledger.errors import LedgerUnavailable
-from llm_budget_hooks.models import Budget, Policy, instant
+from llm_budget_hooks.ledger.queries import again, between, ms_of, same, whose, window_of
+from llm_budget_hooks.ledger.shares import Shares
+from llm_budget_hooks.models import instant
 from llm_budget_hooks.models.trail import Adjustment, Event, Override, Refusal, Run, stored_text
 from llm_budget_hooks.money import to_decimal
-from llm_budget_hooks.windows import HOUR_MS, Window
+from llm_budget_hooks.windows import HOUR_MS
 
 T = TypeVar("T")
 Dimension = Literal["tenant", "user", "feature", "step", "model", "day"]
@@ -88,29 +89,9 @@ class AnswerCost:
     runs: tuple[Run, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """How much of a limit somebody has spent.
-
-    Attributes:
-        budget: the budget's name.
-        tenant, user: whose account; empty where the budget's scope is wider.
-        limit, spent: dollars.
-        share: spent / limit.
-    """
-
-    budget: str
-    tenant: str
-    user: str
-    limit: Decimal
-    spent: Decimal
-    share: Decimal
-
-
-class Reading:
+class Reading(Shares):
     """The questions that a ledger answers. All of them take `tenant`, `user` and the like as calls name them."""
 
-    _database: Database
     _zone: str
 
     def runs(
@@ -130,8 +111,8 @@ class Reading:
     ) -> Page[Run]:
         """A page of runs; what is None is not asked for. `model` is the one asked for or the one that served."""
         run = tables.runs.c
-        wanted = _same(tables.runs, tenant=tenant, user=user, feature=feature, step=step, utterance=utterance)
-        wanted += _same(tables.runs, status=status) + _within(tables.runs, since, until)
+        wanted = same(tables.runs, tenant=tenant, user=user, feature=feature, step=step, utterance=utterance)
+        wanted += same(tables.runs, status=status) + between(tables.runs, since, until)
         if model is not None:
             wanted.append((run.model == stored_text(model)) | (run.served == stored_text(model)))
         return self._page(tables.runs, Run, wanted, after, limit)
@@ -149,8 +130,8 @@ class Reading:
         limit: int = 100,
     ) -> Page[Refusal]:
         """A page of refusals."""
-        wanted = _same(tables.refusals, tenant=tenant, user=user, feature=feature, code=code)
-        return self._page(tables.refusals, Refusal, wanted + _within(tables.refusals, since, until), after, limit)
+        wanted = same(tables.refusals, tenant=tenant, user=user, feature=feature, code=code)
+        return self._page(tables.refusals, Refusal, wanted + between(tables.refusals, since, until), after, limit)
 
     def events(
         self,
@@ -163,21 +144,21 @@ class Reading:
         limit: int = 100,
     ) -> Page[Event]:
         """A page of events."""
-        wanted = _same(tables.events, tenant=tenant, name=name) + _within(tables.events, since, until)
+        wanted = same(tables.events, tenant=tenant, name=name) + between(tables.events, since, until)
         return self._page(tables.events, Event, wanted, after, limit)
 
     def overrides(
         self, *, tenant: str | None = None, after: str | None = None, limit: int = 100
     ) -> Page[Override]:
         """A page of changed limits."""
-        wanted = [*_same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "override"]
+        wanted = [*same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "override"]
         return self._page(tables.overrides, Override, wanted, after, limit)
 
     def adjustments(
         self, *, tenant: str | None = None, after: str | None = None, limit: int = 100
     ) -> Page[Adjustment]:
         """A page of corrections."""
-        wanted = [*_same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "adjust"]
+        wanted = [*same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "adjust"]
         return self._page(tables.overrides, Adjustment, wanted, after, limit)
 
     def answers(
@@ -190,9 +171,9 @@ class Reading:
         limit: int = 50,
     ) -> Page[AnswerCost]:
         """A page of answers, each with its runs in order."""
-        run, who = tables.runs.c, _who(tables.runs)
+        run, who = tables.runs.c, whose(tables.runs)
         first = func.min(run.no)
-        asked = select(*who, first.label("first")).where(*_same(tables.runs, tenant=tenant, user=user, feature=feature))
+        asked = select(*who, first.label("first")).where(*same(tables.runs, tenant=tenant, user=user, feature=feature))
         asked = asked.group_by(*who).order_by(first.desc()).limit(limit + 1)
         if after is not None:
             asked = asked.having(first < _cursor(after))
@@ -201,7 +182,7 @@ class Reading:
             keys = [tuple(row)[:3] for row in found[:limit]]
             ended = select(tables.runs).where(tuple_(*who).in_(keys)).order_by(run.no)
             rows = connection.execute(ended).all() if keys else []
-            turned = _who(tables.refusals)
+            turned = whose(tables.refusals)
             counted = select(*turned, func.sum(tables.refusals.c.count)).where(tuple_(*turned).in_(keys))
             refusals = connection.execute(counted.group_by(*turned)).all() if keys else []
         by_answer: dict[tuple[Any, ...], list[Run]] = {key: [] for key in keys}
@@ -227,7 +208,7 @@ class Reading:
         """
         columns = _columns(dimension)
         asked = _sums(*columns).where(
-            *_same(tables.runs, tenant=tenant, user=user, feature=feature), *_within(tables.runs, since, until)
+            *same(tables.runs, tenant=tenant, user=user, feature=feature), *between(tables.runs, since, until)
         )
         with self._database.reading() as connection:
             rows = connection.execute(asked.group_by(*columns)).all()
@@ -249,11 +230,11 @@ class Reading:
 
         What is booked late counts when it is booked.
         """
-        wanted = _same(tables.runs, tenant=tenant, user=user, feature=feature)
-        asked = select(func.sum(tables.runs.c.booked_nusd)).where(*wanted, *_within(tables.runs, since, until))
+        wanted = same(tables.runs, tenant=tenant, user=user, feature=feature)
+        asked = select(func.sum(tables.runs.c.booked_nusd)).where(*wanted, *between(tables.runs, since, until))
         corrected = select(func.sum(tables.overrides.c.booked_nusd)).where(
             tables.overrides.c.budget == "",
-            *_same(tables.overrides, tenant=tenant, user=user), *_within(tables.overrides, since, until),
+            *same(tables.overrides, tenant=tenant, user=user), *between(tables.overrides, since, until),
         )  # fmt: skip
         try:
             with self._database.reading() as connection:
@@ -271,8 +252,8 @@ class Reading:
 
         None in the first hour of a month, and if the spend could not be read.
         """
-        now_ms = _ms(now)
-        begins, ends = _window("month", self._zone).bounds(now_ms)
+        now_ms = ms_of(now)
+        begins, ends = window_of("month", self._zone).bounds(now_ms)
         if now_ms - begins < HOUR_MS:
             return None
         spent = self.spent(instant(begins), instant(now_ms), tenant=tenant, user=user)
@@ -280,19 +261,6 @@ class Reading:
             return None
         nusd = int(spent.scaleb(9))
         return to_decimal(-(-nusd * (ends - begins) // (now_ms - begins)))
-
-    def over_share(self, policy: Policy, now: datetime, share: Decimal = Decimal("0.8")) -> list[Share]:
-        """Who has spent a share of a limit of money or more in the window of now, the nearest to it first.
-
-        Of the policy's budgets those of meter ``usd`` with a calendar or rolling window; the ledger does not know
-        when a fixed window began.
-        """
-        names = [name for name, own in policy.tenants.items() if own.budgets]
-        found = self._shares(policy, policy.budgets_of(""), now, None, [stored_text(name) for name in names])
-        for name in names:
-            own = [budget for budget in policy.budgets_of(name) if budget.scope != "global"]
-            found += self._shares(policy, own, now, stored_text(name), [])
-        return sorted((s for s in found if s.share >= share), key=lambda s: (-s.share, s.budget, s.tenant, s.user))
 
     def questions(
         self,
@@ -309,8 +277,8 @@ class Reading:
         """
         since, until = now - within, now + timedelta(milliseconds=1)
         asked = union(*(
-            select(*_who(table)).where(
-                *_same(table, tenant=tenant, user=user, feature=feature), *_within(table, since, until),
+            select(*whose(table)).where(
+                *same(table, tenant=tenant, user=user, feature=feature), *between(table, since, until),
                 *((table.c.name == "asked", table.c.utterance != "") if table is tables.events else ()),
             )
             for table in (tables.runs, tables.events)
@@ -323,12 +291,12 @@ class Reading:
 
     def months(self, *, tenant: str | None = None) -> dict[str, Decimal]:
         """Dollars booked by month of the ledger's zone, pruned rows included: ``{"2026-11": Decimal("12.5")}``."""
-        month, kept = _window("month", self._zone), tables.months.c
-        live = _quarters(tables.runs).where(*_same(tables.runs, tenant=tenant)).group_by(_quarter(tables.runs))
-        old = select(kept.month, func.sum(kept.booked_nusd)).where(*_same(tables.months, tenant=tenant))
+        month, kept = window_of("month", self._zone), tables.months.c
+        live = _quarters(tables.runs).where(*same(tables.runs, tenant=tenant)).group_by(_quarter(tables.runs))
+        old = select(kept.month, func.sum(kept.booked_nusd)).where(*same(tables.months, tenant=tenant))
         corrected = _quarters(tables.overrides).where(
             tables.overrides.c.budget == "", tables.overrides.c.kind == "adjust",
-            *_same(tables.overrides, tenant=tenant),
+            *same(tables.overrides, tenant=tenant),
         ).group_by(_quarter(tables.overrides))  # fmt: skip
         with self._database.reading() as connection:
             pairs = [tuple(row) for row in connection.execute(old.group_by(kept.month))]
@@ -339,61 +307,8 @@ class Reading:
             totals[name] = totals.get(name, 0) + int(booked)
         return {name: to_decimal(nusd) for name, nusd in totals.items()}
 
-    def _shares(
-        self, policy: Policy, budgets: Iterable[Budget], now: datetime, tenant: str | None, without: Sequence[str]
-    ) -> list[Share]:
-        found = []
-        for budget in budgets:
-            begins = _begins(budget, policy.timezone, _ms(now))
-            if begins is None or budget.meter != "usd":
-                continue
-            left_out = without if budget.scope != "global" else ()
-            until = now + timedelta(milliseconds=1)
-            accounts = self.accounts(budget, instant(begins), until, tenant=tenant, without=left_out)
-            for who, nusd in accounts.items():
-                spent = to_decimal(nusd)
-                limit = to_decimal(budget.limit_units)
-                found.append(Share(budget.name, *who, limit, spent, spent / limit))
-        return found
-
-    def accounts(
-        self,
-        budget: Budget,
-        since: datetime,
-        until: datetime,
-        *,
-        tenant: str | None = None,
-        without: Sequence[str] = (),
-    ) -> dict[tuple[str, str], int]:
-        """What each account of a budget of money has spent, in nano-dollars, by tenant and user.
-
-        Both are empty where the budget's scope is wider. Corrections of this budget and of spend itself are included.
-
-        Args:
-            budget: whose features and models count.
-            since, until: the span.
-            tenant: only this one; None: all but those in `without`.
-            without: tenants that have a budget of their own in its place.
-        """
-        run, corrected = tables.runs.c, tables.overrides.c
-        who = [run.tenant, run.user, run.feature, run.model]
-        asked = select(*who, func.sum(run.booked_nusd)).where(run.tenant.not_in(without)).group_by(*who)
-        asked = asked.where(*_same(tables.runs, tenant=tenant), *_within(tables.runs, since, until))
-        corrections = select(corrected.tenant, corrected.user, corrected.booked_nusd).where(
-            corrected.kind == "adjust", corrected.budget.in_(["", budget.name]), corrected.tenant.not_in(without),
-            *_same(tables.overrides, tenant=tenant), *_within(tables.overrides, since, until),
-        )  # fmt: skip
-        accounts: dict[tuple[str, str], int] = {}
-        with self._database.reading() as connection:
-            rows = [tuple(r) for r in connection.execute(asked) if budget.covers(r.feature or None, r.model)]
-            rows += [tuple(r) for r in connection.execute(corrections) if r.user or budget.scope != "user"]
-        for row in rows:
-            key = ("" if budget.scope == "global" else row[0], row[1] if budget.scope == "user" else "")
-            accounts[key] = accounts.get(key, 0) + int(row[-1])
-        return accounts
-
     def _days(self, rows: Iterable[Any]) -> list[Cost]:
-        day = _window("day", self._zone)
+        day = window_of("day", self._zone)
         totals: dict[str, list[int]] = {}
         for quarter, *numbers in rows:
             sums = totals.setdefault(day.label(quarter * _QUARTER_MS), [0, 0, 0, 0])
@@ -428,19 +343,6 @@ def _answer(runs: Sequence[Run], refusals: int) -> AnswerCost:
     )  # fmt: skip
 
 
-def _same(table: Table, **names: str | None) -> list[ColumnElement[bool]]:
-    return [table.c[name] == stored_text(value) for name, value in names.items() if value is not None]
-
-
-def _within(table: Table, since: datetime | None, until: datetime | None) -> list[ColumnElement[bool]]:
-    spans = [] if since is None else [table.c.at_ms >= _ms(since)]
-    return spans if until is None else [*spans, table.c.at_ms < _ms(until)]
-
-
-def _who(table: Table) -> tuple[ColumnElement[Any], ...]:
-    return table.c.tenant, table.c.user, table.c.utterance
-
-
 def _quarter(table: Table) -> ColumnElement[Any]:
     """Quarters of an hour since the epoch: all zones of today turn their days at the edge of one."""
     return table.c.at_ms // literal_column(str(_QUARTER_MS), BigInteger)
@@ -464,32 +366,12 @@ def _columns(dimension: Dimension) -> tuple[ColumnElement[Any], ...]:
 def _sums(*columns: ColumnElement[Any]) -> Select[Any]:
     run = tables.runs.c
     sums = (run.booked_nusd, run.input_tokens, run.output_tokens)
-    again = (run.status == "late") | ((run.kind == "released") & (run.booked_nusd != 0))
     booked, *tokens = (func.sum(column) for column in sums)
-    return select(*columns, booked, func.sum(case((again, 0), else_=1)), *tokens)
+    return select(*columns, booked, func.sum(case((again(), 0), else_=1)), *tokens)
 
 
 def _numbers(row: Any) -> tuple[Decimal, int, int, int]:
     return to_decimal(int(row[-4])), int(row[-3]), int(row[-2]), int(row[-1])
-
-
-def _begins(budget: Budget, zone: str, now_ms: int) -> int | None:
-    window = Window.parse(budget.window, zone)
-    if window is None or window.kind == "fixed":
-        return None
-    return now_ms - window.length_ms + 1 if window.kind == "rolling" else window.bounds(now_ms)[0]
-
-
-def _window(spec: str, zone: str) -> Window:
-    window = Window.parse(spec, zone)
-    assert window is not None  # noqa: S101 - only no window at all is None
-    return window
-
-
-def _ms(at: datetime) -> int:
-    if at.tzinfo is None:
-        raise ConfigurationError("an instant is a datetime with a time zone")
-    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 def _cursor(after: str) -> int:

@@ -201,7 +201,6 @@ def test_who_is_over_a_share_of_a_limit(ledger: Ledger) -> None:
             {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"},
             {"name": "ask-hour", "scope": "tenant", "limit": "$1", "window": "rolling:1h", "features": ["ask"]},
             {"scope": "user", "meter": "calls", "limit": 1, "window": "day"},
-            {"scope": "user", "limit": "$0.01", "window": "fixed:24h"},
         ],
         "tenants": {"big": {"budgets": [{"name": "user-day", "scope": "user", "limit": "$8", "window": "day"}]}},
     })  # fmt: skip
@@ -220,6 +219,45 @@ def test_who_is_over_a_share_of_a_limit(ledger: Ledger) -> None:
     ]
     big = [s for s in ledger.over_share(policy, NOW, Decimal("0.6")) if s.tenant == "big"]
     assert [(s.limit, s.share) for s in big] == [(8, Decimal("0.625"))]
+
+
+def test_who_is_over_a_share_of_a_limit_of_tokens(ledger: Ledger) -> None:
+    policy = Policy.load({"budgets": [
+        {"name": "tokens", "scope": "user", "meter": "tokens", "limit": 52, "window": "day", "features": ["chat"]},
+        {"name": "all", "scope": "global", "meter": "tokens", "limit": 100, "window": "rolling:1h"},
+    ]})  # fmt: skip
+    guessed = run(9, user="u2")
+    ledger.write([
+        *(run(n) for n in range(3)), run(3, at=NOW - timedelta(hours=2)), run(4, user="u2", feature="ask"),
+        *(run(n, user="u2") for n in (5, 6, 7)), adjusted("a", -9, user="u1"),
+        Entry("", ms(NOW), "charged", "r-9", "open", guessed.facts),
+    ])  # fmt: skip
+    assert [(s.budget, s.user, s.limit, s.spent, s.share) for s in ledger.over_share(policy, NOW)] == [
+        ("tokens", "u1", 52, 52, 1), ("all", "", 100, 91, Decimal("0.91")),
+    ]  # fmt: skip
+
+
+def test_who_is_over_a_share_in_a_window_that_begins_with_its_first_use(ledger: Ledger) -> None:
+    fixed = {"scope": "user", "limit": "$1", "window": "fixed:24h", "models": ["gpt-*"]}
+    policy = Policy.load({"budgets": [{"name": "user", **fixed}, {"name": "ask", **fixed, "features": ["ask"]}]})
+    hour = timedelta(hours=1)
+    late = run(31, 90, NOW, user="late")
+    ledger.write([
+        # steady: windows begin 70, 46 and 22 hours ago, and the first two have nothing to do with now
+        *(run(n, 30, NOW - n * hour, user="steady") for n in (70, 60, 47, 46, 23, 22, 5, 1)),
+        # over: the window that began 25 hours ago is over, and nothing came after it
+        run(100, 90, NOW - 25 * hour, user="over"), run(101, 90, NOW - 2 * hour, user="over", model="claude"),
+        # just: the window of 24 hours ends now
+        run(102, 10, NOW - 24 * hour, user="just"), run(103, 90, NOW - 23 * hour, user="just"),
+        run(104, 85, NOW - hour, user="asks", feature="ask"),
+        Entry("", ms(NOW - 30 * hour), "expired", "r-31", "open", late.facts),
+        Entry("", ms(NOW - 3 * hour), "settled", "r-31", "expired", late.facts, run_actual("gpt-4o", 95 * CENT)),
+    ])  # fmt: skip
+    assert [(s.budget, s.user, s.spent) for s in ledger.over_share(policy, NOW)] == [
+        ("user", "steady", Decimal("0.9")), ("ask", "asks", Decimal("0.85")), ("user", "asks", Decimal("0.85")),
+    ]  # fmt: skip
+    before = ledger.over_share(policy, NOW - timedelta(milliseconds=1))
+    assert [s.spent for s in before if s.budget == "user" and s.user in ("just", "steady")] == [1, Decimal("0.9")]
 
 
 def test_b026_the_accounts_of_a_budget_can_be_read_to_the_nano_dollar(ledger: Ledger) -> None:
