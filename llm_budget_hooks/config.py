@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llm_budget_hooks.models.events import Observer
 
 _log = logging.getLogger("llm_budget_hooks")
-_ACCEPTED = "memory://, sqlite:///path/to/file.db, redis://host:6379/0 or rediss://"
+_ACCEPTED = "memory://, sqlite:///path/to/file.db, redis://host:6379/0, rediss://, redis+cluster:// or redis+sentinel://"
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def open_store(url: str, policy: Policy) -> Store:
         from llm_budget_hooks.stores.sqlite import SqliteStore
 
         return SqliteStore.from_url(url, policy)
-    if scheme in ("redis", "rediss"):
+    if scheme.partition("+")[0] in ("redis", "rediss"):
         from llm_budget_hooks.stores.redis import RedisStore
 
         return RedisStore.from_url(url, policy)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_budget_hooks import BudgetEngine, ConfigurationError
+from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.testing import FakeProvider
 
@@ -175,13 +175,3 @@ def test_the_two_commands_are_one_line_each() -> None:
     assert len(COMMANDS) == 2
     assert re.fullmatch(install + r"'\.\[demo\]' && \.venv/bin/llm-budget demo", COMMANDS[0])
     assert re.fullmatch(install + r"-e '\.\[test\]' && \.venv/bin/python -m pytest", COMMANDS[1])
-
-
-def test_what_the_readme_says_is_missing_is_missing() -> None:
-    (line,) = (line for line in README.splitlines() if line.startswith("**Not in this version:**"))
-    if "Redis Cluster" in line:
-        for scheme in ("redis+cluster", "redis+sentinel"):
-            with pytest.raises(ConfigurationError, match="no store is named"):
-                BudgetEngine.open(f"{scheme}://127.0.0.1:6379", {})
-    assert ("engine.rebuild" in line) == (not hasattr(BudgetEngine, "rebuild"))
-    assert ("FastAPI" in line) == (find_spec("llm_budget_hooks.fastapi") is None)

@@ -69,7 +69,8 @@ class BudgetEngine(Administration):
         """An engine on a store.
 
         Args:
-            url: ``memory://``, ``sqlite:///path``, ``redis://``, ``rediss://``.
+            url: ``memory://``, ``sqlite:///path``, ``redis://``, ``rediss://``,
+                ``redis+cluster://``, ``redis+sentinel://``.
             policy: a path of a TOML file, a dict with the same keys, or a `Policy`.
             clock: gives the time as an aware datetime, for tests; None: the store's own clock.
             require_shared: refuse a store that other processes cannot see.

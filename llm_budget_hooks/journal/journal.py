@@ -52,7 +52,7 @@ def default_path(url: str, namespace: str) -> Path:
     from platformdirs import user_state_path
 
     parts = urlsplit(url)
-    where = f"{parts.hostname}:{parts.port or ''}{parts.path}"
+    where = f"{parts.netloc.rpartition('@')[2].lower()}{parts.path}"
     if parts.scheme == "sqlite":
         where = str(Path(parts.path[1:]).absolute())
     name = blake2b(where.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()

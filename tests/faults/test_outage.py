@@ -235,6 +235,7 @@ def test_a_settle_in_another_process_comes_after_its_call(proxy: DelayProxy) -> 
 CHILD = """
 import sys, os, signal
 from llm_budget_hooks import BudgetEngine, Call
+from llm_budget_hooks.stores.redis.topology import Topology
 url, journal, how = sys.argv[1:]
 policy = {"budgets": [{"scope": "global", "limit": "$5", "window": "day"}], "store_timeout": "200ms",
           "degraded_allowance": "$2"}
@@ -244,7 +245,7 @@ engine.settle(engine.reserve(call), cost="0.03")
 engine.reserve(call)
 if how == "replayed":
     engine._store._breaker.close()
-    engine._store._url = engine._store._url.replace(url.split(":")[2].split("/")[0], os.environ["UPSTREAM"])
+    engine._store._topology = Topology(f"redis://127.0.0.1:{os.environ['UPSTREAM']}/0")
     engine._store._reset()
     outage = engine._outage
     outage.done = lambda number, now_ms: os.kill(os.getpid(), signal.SIGKILL)

@@ -14,16 +14,17 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
+from redis.sentinel import MasterNotFoundError
 
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.stores.breaker import Breaker
 from llm_budget_hooks.stores.redis.codec import FINISH, READ, RECORDS, RESERVE, decode, encode, script_of
 from llm_budget_hooks.stores.redis.connections import Arguments, AsyncConnections, SyncConnections
+from llm_budget_hooks.stores.redis.topology import Topology
 from llm_budget_hooks.transitions import Answer, Command, Ended, Epoch, Finish, Mode, Reserve, Verdict
 
 _STAMP_MS: Final = 100
@@ -48,10 +49,11 @@ class RedisStore:
         self, url: str, *, namespace: str = "default", timeout_s: float = 1.0, allow_eviction: bool = False
     ) -> None:
         self._url = url
+        self._topology = Topology(url)
         self._timeout_s = timeout_s
         self._root = f"lbh:{{{namespace}}}:"
         self._skew_ms = 0
-        self._breaker = Breaker(_place(url), timeout_s)
+        self._breaker = Breaker(self._topology.name, timeout_s)
         self._namespace = namespace
         self._allow_eviction = allow_eviction
         self.epoch: str | None = None
@@ -67,19 +69,11 @@ class RedisStore:
 
     @classmethod
     def from_url(cls, url: str, policy: Policy) -> RedisStore:
-        """A store from ``redis://[user:password@]host:port/db`` or ``rediss://``.
+        """A store from a URL that is one of ``redis://``, ``redis+cluster://`` and ``redis+sentinel://``.
 
         Raises:
             ConfigurationError: the URL has no such form.
         """
-        try:
-            parts = urlsplit(url)
-            well_formed = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-            well_formed = well_formed and (parts.path in ("", "/") or parts.path[1:].isdigit())
-        except ValueError:
-            well_formed = False
-        if not well_formed:
-            raise ConfigurationError("a Redis URL is redis://[user:password@]host:port/database, or rediss:// for TLS")
         timeout_s = policy.store_timeout.total_seconds()
         return cls(url, namespace=policy.namespace, timeout_s=timeout_s, allow_eviction=policy.allow_eviction)
 
@@ -168,7 +162,7 @@ class RedisStore:
         met: Any = decode(Epoch(), reply)
         if met.evicts and not self._allow_eviction:
             raise ConfigurationError(
-                f"The Redis at {_place(self._url)} drops keys when its memory is full, and with them what was spent. "
+                f"The Redis at {self._topology.name} drops keys when its memory is full, and with them what was spent. "
                 "Set its maxmemory-policy to noeviction, or allow_eviction = true in the policy."
             )
         if not met.stamp:
@@ -180,7 +174,7 @@ class RedisStore:
 
     def _lost(self) -> StoreUnavailable:
         error = StoreUnavailable(
-            f"The balances at {_place(self._url)} were lost or set back. Nothing is held until they are rebuilt; "
+            f"The balances at {self._topology.name} were lost or set back. Nothing is held until they are rebuilt; "
             "engine.rebuild() does that, from the ledger if there is one."
         )
         error.sent, error.lost = False, True
@@ -204,7 +198,7 @@ class RedisStore:
         connections = self._sync
         if connections is None:
             with self._lock:
-                connections = self._sync = self._sync or SyncConnections(self._url, self._timeout_s)
+                connections = self._sync = self._sync or SyncConnections(self._topology, self._timeout_s)
         return connections
 
     def _awaited(self) -> AsyncConnections:
@@ -214,14 +208,15 @@ class RedisStore:
         connections = self._loops.get(loop)
         if connections is None:
             with self._lock:
-                connections = self._loops[loop] = AsyncConnections(self._url, self._timeout_s)
+                connections = self._loops[loop] = AsyncConnections(self._topology, self._timeout_s)
         return connections
 
     def _described(self, error: exceptions.RedisError | StoreUnavailable, began_s: float) -> StoreUnavailable:
         if isinstance(error, StoreUnavailable):
             return self._breaker.error(sent=error.sent) if self._breaker.open else error
         self._breaker.failed(began_s)
-        return StoreUnavailable(f"The store at {_place(self._url)} {_trouble(error, self._timeout_s)} Nothing is held.")
+        trouble = _trouble(error, self._timeout_s)
+        return StoreUnavailable(f"The store at {self._topology.name} {trouble} Nothing is held.")
 
 
 def _wrote(command: Command, answer: Any) -> bool:
@@ -229,11 +224,6 @@ def _wrote(command: Command, answer: Any) -> bool:
     if type(command) is Reserve:
         return answer.verdict == Verdict.ADMITTED and command.mode != Mode.CHECK
     return type(command) is Finish and answer.ended <= Ended.LATE
-
-
-def _place(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port or 6379}"
 
 
 def _trouble(error: exceptions.RedisError, timeout_s: float) -> str:
@@ -248,6 +238,14 @@ def _trouble(error: exceptions.RedisError, timeout_s: float) -> str:
         return "is loading its data."
     if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
         return "is a read-only replica: name the primary."
+    if isinstance(error, exceptions.MovedError):
+        return "does not keep these balances itself: a cluster's URL is redis+cluster://host:port,host:port."
+    if isinstance(error, exceptions.AskError):
+        return "is just moving to another node of the cluster."
+    if isinstance(error, exceptions.ClusterDownError):
+        return "is in a cluster that is down."
+    if isinstance(error, MasterNotFoundError):
+        return "cannot be found: no sentinel that answers knows the service that the URL names."
     if isinstance(error, exceptions.InvalidResponse):
         return "does not answer as a Redis does."
     if isinstance(error, exceptions.ConnectionError):

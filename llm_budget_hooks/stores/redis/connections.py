@@ -19,13 +19,17 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from llm_budget_hooks.errors import StoreUnavailable
 from llm_budget_hooks.stores.redis.codec import Script
+from llm_budget_hooks.stores.redis.topology import Address, Topology
 
 Arguments = tuple[bytes | str, ...]
 _MAX_CONNECTIONS = 32
 _IDLE_S = 0.5
+_MAX_HOPS = 3
+_WHERE = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME")
 
 
 def busy(sent: bool) -> StoreUnavailable:
@@ -42,11 +46,12 @@ def busy(sent: bool) -> StoreUnavailable:
 class SyncConnections:
     """The connections of one process for blocking callers."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, topology: Topology, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._factory: Any = ConnectionPool.from_url(
-            url, decode_responses=False, retry=Retry(NoBackoff(), 0), health_check_interval=0, max_connections=2**31
-        )
+        self._topology = topology
+        made = {"decode_responses": False, "retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
+        self._factory: Any = ConnectionPool.from_url(topology.options, **made, max_connections=2**31)
+        self._sentinels: Any = ConnectionPool.from_url(topology.sentinels, **made, max_connections=2**31)
         self._free: deque[tuple[Any, float]] = deque()
         self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
@@ -70,28 +75,70 @@ class SyncConnections:
         finally:
             self._room.release()
 
-    def _with_connection(self, deadline: float, script: Script, root: str, arguments: Arguments) -> object:
+    def _with_connection(
+        self, deadline: float, script: Script, root: str, arguments: Arguments, hops: int = _MAX_HOPS
+    ) -> object:
         connection = self._connection(deadline)
         try:
             reply = self._attempt(connection, deadline, script, root, arguments)
-        except exceptions.ResponseError:
+        except exceptions.ResponseError as error:
             self._free.append((connection, deadline))
-            raise
+            if not self._topology.moved(error, (connection.host, connection.port)):
+                raise
+            if not hops:
+                raise exceptions.ConnectionError("each node names another") from error
+            return self._with_connection(deadline, script, root, arguments, hops - 1)
         except BaseException:
             connection.disconnect()
+            self._topology.gone((connection.host, connection.port))
             raise
         self._free.append((connection, deadline))
         return reply
 
     def _connection(self, deadline: float) -> Any:
         """An idle connection or a new one; one that was idle for long may have been closed by the server."""
-        try:
+        topology = self._topology
+        while self._free:
             connection, last = self._free.pop()
-        except IndexError:
-            return self._factory.make_connection()
-        if deadline - last > _IDLE_S and connection.is_connected and connection.can_read(timeout=0):
+            dead = deadline - last > _IDLE_S and connection.is_connected and connection.can_read(timeout=0)
+            if not dead and (not topology.moves or (connection.host, connection.port) == topology.address):
+                return connection
             connection.disconnect()
+        for left in range(topology.tries - 1, -1, -1):
+            connection = self._factory.make_connection()
+            if topology.moves:
+                connection.host, connection.port = topology.address or self._located(deadline)
+            try:
+                self._connect(connection, deadline)
+            except exceptions.ConnectionError:
+                topology.gone((connection.host, connection.port))
+                if not left:
+                    raise
+            else:
+                break
         return connection
+
+    def _located(self, deadline: float) -> Address:
+        """Where the server is, or who knows it: sentinels are asked, each for its part of the time that is left."""
+        topology = self._topology
+        hosts = topology.hosts()
+        if topology.service is None:
+            topology.address = hosts[0]
+            return hosts[0]
+        for at, host in enumerate(hosts):
+            now = time.monotonic()
+            sentinel = self._sentinels.make_connection()
+            sentinel.host, sentinel.port = host
+            try:
+                ends = now + (deadline - now) / (len(hosts) - at + 1)
+                found = topology.told(self._ask(sentinel, ends, *_WHERE, topology.service))
+            except exceptions.RedisError:
+                continue
+            finally:
+                sentinel.disconnect()
+            if found is not None:
+                return found
+        raise MasterNotFoundError(topology.service)
 
     def _attempt(self, connection: Any, deadline: float, script: Script, root: str, arguments: Arguments) -> object:
         try:
@@ -100,14 +147,17 @@ class SyncConnections:
             return self._ask(connection, deadline, "EVAL", script.source, 1, root, *arguments)
 
     def _ask(self, connection: Any, deadline: float, *command: Any) -> object:
-        left = deadline - time.monotonic()
         if not connection.is_connected:
-            connection.socket_timeout = connection.socket_connect_timeout = max(left, 0.001)
-            connection.connect()
+            self._connect(connection, deadline)
         connection.send_packed_command(connection.pack_command(*command), check_health=False)
         if not connection.can_read(timeout=max(deadline - time.monotonic(), 0)):
             raise exceptions.TimeoutError("no reply in time")
         return connection.read_response(disable_decoding=True)
+
+    def _connect(self, connection: Any, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        connection.socket_timeout = connection.socket_connect_timeout = max(left, 0.001)
+        connection.connect()
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -118,12 +168,15 @@ class SyncConnections:
 class AsyncConnections:
     """The connections of one event loop."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, topology: Topology, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._factory: Any = AsyncConnectionPool.from_url(
-            url, decode_responses=False, retry=AsyncRetry(NoBackoff(), 0), health_check_interval=0,
-            max_connections=2**31, socket_timeout=None, socket_connect_timeout=timeout_s,
-        )  # fmt: skip
+        self._topology = topology
+        made: dict[str, Any] = {
+            "decode_responses": False, "retry": AsyncRetry(NoBackoff(), 0), "health_check_interval": 0,
+            "max_connections": 2**31, "socket_timeout": None, "socket_connect_timeout": timeout_s,
+        }  # fmt: skip
+        self._factory: Any = AsyncConnectionPool.from_url(topology.options, **made)
+        self._sentinels: Any = AsyncConnectionPool.from_url(topology.sentinels, **made)
         self._free: deque[Any] = deque()
         self._room = asyncio.Semaphore(_MAX_CONNECTIONS)
 
@@ -140,18 +193,67 @@ class AsyncConnections:
                 raise busy(sent=not waiting) from None
             raise exceptions.TimeoutError("no reply in time") from None
 
-    async def _with_connection(self, script: Script, root: str, arguments: Arguments) -> object:
-        connection = self._free.pop() if self._free else self._factory.make_connection()
+    async def _with_connection(
+        self, script: Script, root: str, arguments: Arguments, hops: int = _MAX_HOPS
+    ) -> object:
+        connection = await self._connection()
         try:
             reply = await self._attempt(connection, script, root, arguments)
-        except exceptions.ResponseError:
+        except exceptions.ResponseError as error:
             self._free.append(connection)
-            raise
+            if not self._topology.moved(error, (connection.host, connection.port)):
+                raise
+            if not hops:
+                raise exceptions.ConnectionError("each node names another") from error
+            return await self._with_connection(script, root, arguments, hops - 1)
         except BaseException:
             await connection.disconnect(nowait=True)
+            self._topology.gone((connection.host, connection.port))
             raise
         self._free.append(connection)
         return reply
+
+    async def _connection(self) -> Any:
+        topology = self._topology
+        while self._free:
+            connection = self._free.pop()
+            if not topology.moves or (connection.host, connection.port) == topology.address:
+                return connection
+            await connection.disconnect(nowait=True)
+        for left in range(topology.tries - 1, -1, -1):
+            connection = self._factory.make_connection()
+            if topology.moves:
+                connection.host, connection.port = topology.address or await self._located()
+            try:
+                await connection.connect()
+            except exceptions.ConnectionError:
+                topology.gone((connection.host, connection.port))
+                if not left:
+                    raise
+            else:
+                break
+        return connection
+
+    async def _located(self) -> Address:
+        """Same as `SyncConnections._located`, awaited."""
+        topology = self._topology
+        hosts = topology.hosts()
+        if topology.service is None:
+            topology.address = hosts[0]
+            return hosts[0]
+        for host in hosts:
+            sentinel = self._sentinels.make_connection()
+            sentinel.host, sentinel.port = host
+            try:
+                async with asyncio.timeout(self._timeout_s / (len(hosts) + 1)):
+                    found = topology.told(await self._ask(sentinel, *_WHERE, topology.service))
+            except (TimeoutError, exceptions.RedisError):
+                continue
+            finally:
+                await sentinel.disconnect(nowait=True)
+            if found is not None:
+                return found
+        raise MasterNotFoundError(topology.service)
 
     async def _attempt(self, connection: Any, script: Script, root: str, arguments: Arguments) -> object:
         try:
