@@ -103,7 +103,7 @@ def _dollars(value: object) -> Decimal:
         return Decimal(value)
     if isinstance(value, str):
         return _written(value)
-    hint = "; write a float's digits as text" if isinstance(value, float) else ""
+    hint = f'; write it as text, "{value!r}"' if isinstance(value, float) else ""
     raise ValueError(f"{_shown(value)} ({type(value).__name__}) is no amount; accepted: {_ACCEPTED}{hint}")
 
 

@@ -24,7 +24,7 @@ class PriceBook:
     A name is looked up as it is written before it is read more freely: first in the policy's prices, then in its
     aliases, then in the list, each with and without provider, route and region; then in the same order without
     date, version or region, and last, behind a gateway, as anybody's model. A price found under a freer reading
-    says so in `Price.priced_as`. The package genai-prices, where it is installed, is asked last and for exact names.
+    says so in `Price.priced_as`. The package genai-prices, where it is installed, is asked last, by the same readings.
     """
 
     def __init__(
@@ -44,6 +44,8 @@ class PriceBook:
             ConfigurationError: for a price that cannot be meant and an alias of an unknown model; names the place.
         """
         self._cached_share = cached_discount
+        _check_written_once("prices", prices or {})
+        _check_written_once("aliases", aliases or {})
         self._own = {name.lower(): self._own_price(name, table) for name, table in (prices or {}).items()}
         self._aliases = {name.lower(): target for name, target in (aliases or {}).items()}
         self._found: dict[tuple[str, str | None], Price | None] = {}
@@ -127,9 +129,16 @@ class PriceBook:
         freer = [Reading(r.provider, name) for r in exact for name in relaxed(r.name)]
         opener = [other for r in (*exact, *freer) for other in opened(r)]
         found = self._first(freer, via) or self._first(opener, via)
-        if found is not None:
-            return replace(found, priced_as=found.model)
-        return next(filter(None, (second.price_of(way, self._cached_share) for way in exact)), None)
+        if found is None:
+            found = self._second(exact)
+            if found is not None:
+                return found
+            found = self._second([*freer, *opener])
+        return None if found is None else replace(found, priced_as=found.model)
+
+    def _second(self, ways: Iterable[Reading]) -> Price | None:
+        """What genai-prices has under one of some readings."""
+        return next(filter(None, (second.price_of(way, self._cached_share) for way in ways)), None)
 
     def _first(self, ways: Iterable[Reading], via: tuple[str, ...]) -> Price | None:
         ways = list(ways)
@@ -160,6 +169,15 @@ class PriceBook:
             f'{reason} for the model "{shown}". Write [prices."{shown}"] with input and output in dollars per million '
             "tokens (0 only if it is free), or name a priced model for it in [aliases]."
         )
+
+
+def _check_written_once(place: str, written: Mapping[str, object]) -> None:
+    """Raise if two names differ only in the case of their letters, as models are found whatever it is."""
+    seen: dict[str, str] = {}
+    for name in written:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise ConfigurationError(f'{place}."{masked(other)}" and {place}."{masked(name)}" are one model; keep one')
 
 
 def _spelled(ways: Iterable[Reading]) -> Iterator[str]:

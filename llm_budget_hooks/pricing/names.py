@@ -21,6 +21,9 @@ _PROVIDERS: Final[Mapping[str, str]] = {
     "cohere_chat": "cohere",
     "fireworks": "fireworks_ai",
     "google": "gemini",
+    "anthropic_bedrock": "bedrock",
+    "google-gla": "gemini",
+    "google-vertex": "vertex_ai",
     "google_genai": "gemini",
     "google_vertexai": "vertex_ai",
     "google_anthropic_vertex": "vertex_ai",
@@ -31,6 +34,15 @@ _PROVIDERS: Final[Mapping[str, str]] = {
 
 _GATEWAYS: Final = frozenset({"openai", "custom_openai", "openai_like", "litellm_proxy", "openrouter"})
 """Providers that pass calls on to others at the others' prices, or speak OpenAI's protocol for them."""
+
+_BEFORE_COLON: Final = frozenset(
+    {
+        "anthropic", "azure", "azure_ai", "baseten", "bedrock", "cohere", "deepseek", "fireworks_ai", "gemini", "groq",
+        "huggingface", "litellm", "mistral", "nvidia", "ollama", "openai", "openrouter", "perplexity", "together_ai",
+        "upstage", "vertex_ai", "xai",
+    }
+)  # fmt: skip
+"""Providers that stand before a colon, as in ``openai:gpt-4o``: LangChain's `init_chat_model` and Pydantic AI."""
 
 _ROUTES: Final = frozenset({"converse", "converse_like", "invoke", "responses", "chat", "async_invoke"})
 _AREAS: Final = frozenset({"us", "eu", "apac", "global", "us-gov", "au", "jp", "ca", "in"})
@@ -84,6 +96,7 @@ def readings(model: str, provider: str | None = None) -> Iterator[Reading]:
         yield Reading("bedrock", f"{arn[1]}/{arn[3]}")
         served_by, rest = "bedrock", arn[3]
     yield Reading(served_by, rest)
+    rest = _slashed(rest)
     while "/" in rest and not rest.startswith("arn:"):
         head, rest = rest.split("/", 1)
         if head in _ROUTES or head in _AREAS or _REGION.fullmatch(head):
@@ -123,6 +136,12 @@ def _one_off(name: str) -> Iterator[str]:
     yield _CONTEXT.sub("", name)
     yield _DATE.sub("", name)
     yield _AREA.sub("", name, count=1)
+
+
+def _slashed(name: str) -> str:
+    """``openai:gpt-4o`` as ``openai/gpt-4o``."""
+    head, _, model = name.partition(":")
+    return f"{head}/{model}" if provider_of(head) in _BEFORE_COLON else name
 
 
 def _tuned(name: str) -> str:

@@ -161,11 +161,15 @@ def _rates(place: str, table: Table, tier: str) -> _Found:
     longer = table.get("above", [])
     if not isinstance(longer, list | tuple):
         raise ConfigurationError(f"{place}.above is a list of tables, not {longer!r}")
+    overs: set[int] = set()
     for i, item in enumerate(longer):
         at = f"{place}.above[{i}]"
         above = _table(at, item)
         _only(at, above, {*_RATES, "tokens"})
         over = _count(f"{at}.tokens", above.get("tokens"))
+        if over in overs:
+            raise ConfigurationError(f"{at}.tokens is {over} once more; write all rates above it in one table")
+        overs.add(over)
         found |= {(kind, over, tier): _rate(f"{at}.{key}", above[key]) for key, kind in _RATES.items() if key in above}
     return found
 

@@ -1,7 +1,7 @@
 """Prices from the package genai-prices, where it is installed, for models that LiteLLM's list has no price for.
 
-Its own search matches names by their beginnings, so that a small model could be priced as a large one; here a name is
-only found as it is written there. It asks no network. A price of 0 is no price here either.
+Its own search matches names by their beginnings, so that a small model could be priced as a large one; here a reading
+of a name is only found as it is written there. It asks no network. A price of 0 is no price here either.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ _PROVIDERS: Final[Mapping[str, str]] = {
 """LiteLLM's names of its providers, where they differ."""
 
 _MAKERS: Final = (
-    "openai", "anthropic", "gemini", "mistral", "deepseek", "xai", "cohere", "perplexity", "moonshot", "zai",
+    "openai", "anthropic", "gemini", "mistral", "deepseek", "xai", "cohere", "perplexity", "moonshot", "zai", "bedrock",
 )  # fmt: skip
 """Whose model a bare name is."""
+
+_SHARED: Final[Mapping[str, str]] = {"vertex_ai": "gemini"}
+"""Providers whose models it has under another's name."""
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "input_mtok": "input",
@@ -64,7 +67,7 @@ def price_of(way: Reading, cached_share: Decimal) -> Price | None:
     """
     models = _models()
     for provider in (way.provider,) if way.provider else _MAKERS:
-        found = models.get((provider, way.name.lower()))
+        found = models.get((_SHARED.get(provider, provider), way.name.lower()))
         if found is not None:
             return _price(f"{provider}/{found.id}", provider, found, cached_share)
     return None

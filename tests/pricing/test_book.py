@@ -27,6 +27,12 @@ BOOK = PriceBook()
         ("openai/responses/gpt-5", None, "gpt-5"),
         ("GPT-4o", None, "gpt-4o"),
         (" gpt-4o ", None, "gpt-4o"),
+        ("openai:gpt-4o-mini", None, "gpt-4o-mini"),
+        ("openai:ft:gpt-4o-mini-2024-07-18:org::id", None, "ft:gpt-4o-mini-2024-07-18"),
+        ("anthropic:claude-sonnet-4-5", "anthropic", "claude-sonnet-4-5"),
+        ("azure_openai:gpt-4o", None, "azure/gpt-4o"),
+        ("google_genai:gemini-2.5-pro", None, "gemini/gemini-2.5-pro"),
+        (f"bedrock_converse:us.{SONNET}", None, f"us.{SONNET}"),
         ("gpt-4o", "azure", "azure/gpt-4o"),
         ("azure/gpt-4o-2024-08-06", None, "azure/gpt-4o-2024-08-06"),
         ("azure/eu/gpt-4o-2024-08-06", None, "azure/eu/gpt-4o-2024-08-06"),
@@ -128,7 +134,7 @@ def test_an_alias_may_lead_to_an_alias_or_an_own_price() -> None:
         ({"input": "3"}, "needs output"),
         ({"output": "3"}, "needs input"),
         ({}, "needs input"),
-        ({"input": 3.0, "output": 15}, r'prices\."x"\.input: 3\.0 \(float\)'),
+        ({"input": 0.1, "output": 15}, r'\."x"\.input: 0\.1 \(float\) is no amount; .*; write it as text, "0\.1"'),
         ({"input": -3, "output": 15}, r"\.input: .*negative"),
         ({"input": "three", "output": 15}, r"\.input: 'three'"),
         ({"input": True, "output": 15}, r"\.input: True"),
@@ -140,14 +146,25 @@ def test_an_alias_may_lead_to_an_alias_or_an_own_price() -> None:
         ({"input": 3, "output": 15, "above": {"tokens": 1}}, r"\.above is a list"),
         ({"input": 3, "output": 15, "above": [{"input": 6}]}, r"\.above\[0\]\.tokens is a number"),
         ({"input": 3, "output": 15, "above": [{"tokens": 9, "per_call": 6}]}, r"\.above\[0\]\.per_call is unknown"),
+        ({"input": 3, "output": 15, "above": [{"tokens": 9, "input": 6}, {"tokens": 9, "output": 6}]},
+         r"\.above\[1\]\.tokens is 9 once more"),
+        ({"input": 3, "output": 15, "flex": {"above": [{"tokens": 9}, {"tokens": 8}, {"tokens": 9}]}},
+         r"\.flex\.above\[2\]\.tokens is 9 once more"),
         ({"input": 3, "output": 15, "flex": 1}, r"\.flex is a table"),
         ({"input": 3, "output": 15, "flex": {"flex": {}}}, r"\.flex\.flex is unknown"),
         (3, r'prices\."x" is a table'),
     ],
-)
+)  # fmt: skip
 def test_a_price_that_cannot_be_meant_is_refused_by_its_place(table: Any, place: str) -> None:
     with pytest.raises(ConfigurationError, match=place):
         PriceBook({"x": table})
+
+
+def test_a_model_that_is_priced_or_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r'prices\."M" and prices\."m" are one model; keep one'):
+        PriceBook({"M": {"input": 1, "output": 1}, "m": {"input": 2, "output": 2}})
+    with pytest.raises(ConfigurationError, match=r'aliases\."A" and aliases\."a" are one model'):
+        PriceBook(aliases={"A": "gpt-4o", "a": "gpt-4o-mini"})
 
 
 def test_an_alias_that_cannot_be_meant_is_refused() -> None:

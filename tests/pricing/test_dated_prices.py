@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
 from llm_budget_hooks.models import Policy, Usage
 from llm_budget_hooks.money import to_decimal
-from llm_budget_hooks.pricing import PriceBook, source
+from llm_budget_hooks.pricing import PriceBook, second, source
 from llm_budget_hooks.pricing.hours import hours_of
 
 MILLION = Usage(input_tokens=10**6)
@@ -186,6 +186,35 @@ def test_images_have_rates_of_their_own() -> None:
     assert len(plain.remarks(usage)) == 2
 
 
+def only_in_genai_prices(provider: str, beginning: str) -> str:
+    """A name of a model that LiteLLM's list has from nobody."""
+    listed = "\n".join(source.entries())
+    names = (name for owner, name in second._models() if owner == provider and name.startswith(beginning))
+    return next(name for name in sorted(names) if name not in listed and not name[-3:].isdigit())
+
+
+@pytest.mark.parametrize(
+    ("provider", "beginning", "forms"),
+    [
+        ("anthropic", "claude-", ["{}-2099-01-01", "anthropic/{}-20990101", "{}@20990101", "litellm_proxy/{}",
+                                  "anthropic:{}"]),
+        ("bedrock", "us.anthropic.", ["{}", "bedrock/{}", "bedrock/us-west-2/{}", "bedrock/converse/{}",
+                                      "arn:aws:bedrock:us-west-2:123456789012:inference-profile/{}"]),
+        ("bedrock", "anthropic.", ["ca.{}", "bedrock/ca.{}", "bedrock/eu-west-3/{}",
+                                   "bedrock/arn:aws:bedrock:ca-central-1::foundation-model/{}"]),
+        ("gemini", "claude-", ["vertex_ai/{}", "vertex_ai/{}@20990101"]),
+    ],
+)  # fmt: skip
+def test_b092_what_only_genai_prices_has_is_read_as_freely(provider: str, beginning: str, forms: list[str]) -> None:
+    known = only_in_genai_prices(provider, beginning)
+    for form in forms:
+        found = PriceBook().price(form.format(known))
+        wanted = second._models()[provider, known].id
+        assert (found.source, found.model.partition("/")[2]) == ("genai-prices", wanted), form
+        dated = "2099" in form or "ca." in form or "proxy" in form
+        assert (found.priced_as is not None) == dated, form
+
+
 def test_genai_prices_is_asked_for_what_the_list_lacks_by_its_exact_name() -> None:
     from genai_prices.data import providers
 
@@ -195,8 +224,8 @@ def test_genai_prices_is_asked_for_what_the_list_lacks_by_its_exact_name() -> No
     found = [book.price(name, "anthropic") for name in lacking]
     assert found
     assert {price.source for price in found} <= {"genai-prices", "litellm"}
-    second = next(price for price in found if price.source == "genai-prices")
-    assert book.price(second.model).model == second.model
-    for name in (f"{second.model}-mini", f"{second.model}-x", second.model[:-1]):
+    lacked = next(price for price in found if price.source == "genai-prices")
+    assert book.price(lacked.model).model == lacked.model
+    for name in (f"{lacked.model}-mini", f"{lacked.model}-x", lacked.model[:-1]):
         with pytest.raises(PriceUnknown):
             book.price(name)
