@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from html import escape
 from typing import Final
@@ -171,21 +171,27 @@ def _days(seen: Seen) -> str:
         return f"<p>{UNREAD}</p>"
     if not seen.days:
         return "<p class=muted>Nothing was spent in 30 days.</p>"
-    most = seen.most or Decimal(1)
-    tall = [max(day.cost, Decimal(0)) * 100 / most for day in seen.days]
+    most, spent = seen.most or Decimal(1), {day.key: day.cost for day in seen.days}
+    first, last = seen.days[0].key, seen.days[-1].key
+    days = list(_calendar(date.fromisoformat(first), date.fromisoformat(last)))
+    tall = [max(spent.get(day, Decimal(0)), Decimal(0)) * 100 / most for day in days]
     bars = "".join(
         f"<rect class=spent x={at * 10 + 1} width=8 y={100 - height:.1f} height={height:.1f} />"
         for at, height in enumerate(tall)
     )
-    first, last = seen.days[0].key, seen.days[-1].key
     rows = [(escape(day.key), _dollars(plain(day.cost))) for day in seen.days]
     return (
-        f"<svg class=days viewBox='0 0 {max(len(seen.days), 10) * 10} 100' preserveAspectRatio=none role=img "
+        f"<svg class=days viewBox='0 0 {max(len(days), 10) * 10} 100' preserveAspectRatio=none role=img "
         f"aria-label='Spend by day from {escape(first)} to {escape(last)}'>{bars}</svg>"
         f"<p class='muted ends'><span>{escape(first)}</span><span>most: {_dollars(plain(seen.most))}</span>"
         f"<span>{escape(last)}</span></p><details><summary>As a table</summary>"
         f"{_table(('day', 'spent'), rows, right=(1,))}</details>"
     )
+
+
+def _calendar(first: date, last: date) -> Iterable[str]:
+    """Every day of a span, those on which nothing was spent too."""
+    return ((first + timedelta(days=at)).isoformat() for at in range((last - first).days + 1))
 
 
 def _costs(seen: Seen) -> str:
@@ -249,10 +255,14 @@ def _answer(answer: AnswerCost) -> str:
     refused = f" · {answer.refusals} refused" if answer.refusals else ""
     return (
         f"<details><summary>{_time(answer.began_at)} {escape(answer.feature or 'an answer')} · "
-        f"{escape(answer.tenant)} {escape(answer.user)} · {answer.calls} calls · "
+        f"{escape(answer.tenant)} {escape(answer.user)} · {_calls(answer)} · "
         f"{_dollars(plain(answer.cost))}{refused}"
-        f"</summary><ol class=fan aria-label='{answer.calls} calls, ends within {span:.1f} s'>{rows}</ol></details>"
+        f"</summary><ol class=fan aria-label='{_calls(answer)}, ends within {span:.1f} s'>{rows}</ol></details>"
     )
+
+
+def _calls(answer: AnswerCost) -> str:
+    return f"{answer.calls:,} call{'' if answer.calls == 1 else 's'}"
 
 
 def _cost_of(run: Run) -> str:
@@ -284,17 +294,20 @@ def _listed(
 ) -> str:
     if rows is None:
         return f"<p>{UNREAD}</p>"
-    return _table(columns, rows, right) if rows else f"<p class=muted>{none}</p>"
+    return _table(columns, rows, right, " class=wide") if rows else f"<p class=muted>{none}</p>"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A table of cells that are HTML already."""
-    kinds = [" class=n" if at in right else "" for at in range(len(columns))]
-    head = "".join(f"<th scope=col{kind}>{name}</th>" for name, kind in zip(columns, kinds, strict=True))
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), kind: str = ""
+) -> str:
+    """A table of cells that are HTML already; numbers bring their column's name along, for narrow windows."""
+    kinds = [f" class=n data-of='{name}'" if at in right else "" for at, name in enumerate(columns)]
+    head = "".join(f"<th scope=col{of}>{name}</th>" for name, of in zip(columns, kinds, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for cell, kind in zip(row, kinds, strict=True))}</tr>" for row in rows
+        f"<tr>{''.join(f'<td{of}>{cell}</td>' for cell, of in zip(row, kinds, strict=True))}</tr>" for row in rows
     )
-    return f"<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=scroll tabindex=0>{table}</div>"
 
 
 def _hidden(**fields: str) -> str:

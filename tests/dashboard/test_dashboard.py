@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,22 @@ def test_what_could_not_be_read_is_unread_and_never_nothing(tmp_path: Path) -> N
     assert seen.count("unread") > 10
     assert "$0.00" not in seen
     assert "Off." not in seen
+
+
+def test_days_without_spend_have_their_place_between_the_others(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    where = (f"sqlite:///{tmp_path / 'b.db'}", POLICY)
+    with BudgetEngine.open(*where, ledger=f"sqlite:///{tmp_path / 'l.db'}", clock=lambda: now) as engine:
+        engine.charge(call(), cost="0.1")
+        now += timedelta(days=20)
+        engine.charge(call(), cost="0.1")
+        now += timedelta(seconds=1)
+        engine.flush()
+        shown = visiting(engine).get("/").text
+    (days,) = re.findall(r"<svg class=days.*?</svg>", shown)
+    heights = re.findall(r" height=([0-9.]+) ", days)
+    assert heights == ["100.0", *["0.0"] * 19, "100.0"]
+    assert "acme u1 · 1 call · $0.10" in text_of(shown)
 
 
 def test_without_a_ledger_it_says_so(tmp_path: Path) -> None:

@@ -61,7 +61,14 @@ def url(engine: BudgetEngine) -> Iterator[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_it_fits_its_window_and_asks_no_other_host(browser: Any, url: str, width: int, scheme: str) -> None:
+def test_it_fits_its_window_and_asks_no_other_host(
+    browser: Any, url: str, engine: BudgetEngine, width: int, scheme: str
+) -> None:
+    long = "a-tenant-with-a-rather-long-name.example.com"
+    engine.charge(Call(model="made-up", tenant=long, user=f"somebody@{long}", amount="0.1"), cost="0.1")
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(Call(model="made-up", tenant=long, user=f"somebody@{long}", amount="3"))
+    engine.flush()
     page = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
     asked: list[str] = []
     said: list[str] = []
@@ -73,6 +80,9 @@ def test_it_fits_its_window_and_asks_no_other_host(browser: Any, url: str, width
     assert dark == (scheme == "dark")
     assert all(one.startswith((url.partition("?")[0], "data:")) for one in asked)
     assert said == []
+    page.goto(url.partition("?")[0])
+    edges = page.evaluate("[...document.querySelectorAll('td.n')].map(c => c.getBoundingClientRect().right)")
+    assert (len(edges) > 10, max(edges) < width) == (True, True)
 
 
 def test_the_kill_switch_is_turned_with_the_keyboard_alone(browser: Any, url: str, engine: BudgetEngine) -> None:
