@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -33,11 +34,38 @@ from llm_budget_hooks.transitions import (
 
 _log = logging.getLogger("llm_budget_hooks")
 _BATCH: Final = 64
+_SAY_EVERY: Final = 1_000
 _BOOKED: Final = (Mode.CHARGE, Mode.FORCE)
 _RATES: Final = (Meter.CALLS, Meter.UTTERANCES, Meter.IN_FLIGHT)
 
 OnDegraded = Callable[[Mapping[str, Any]], object]
 StoreErrorMode = Literal["allow", "bounded", "deny"]
+
+
+class Unsent(deque[Finish]):
+    """Settles and releases that wait in memory for the store; the oldest give way when there are too many.
+
+    Args:
+        most: how many wait.
+
+    Attributes:
+        dropped: how many gave way; their holds expire, and stay charged what they held.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(maxlen=most)
+        self.dropped = 0
+
+    def append(self, command: Finish) -> None:
+        """Let one more wait."""
+        if len(self) == self.maxlen:
+            self.dropped += 1
+            if self.dropped % _SAY_EVERY == 1:
+                _log.error(
+                    "More than %d settles wait for the store, and the oldest are dropped, %d so far: "
+                    "their holds will be charged what they held.", self.maxlen, self.dropped,
+                )  # fmt: skip
+        super().append(command)
 
 
 class Outage:

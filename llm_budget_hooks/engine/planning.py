@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from llm_budget_hooks.engine.outage import Outage
+from llm_budget_hooks.engine.outage import Outage, Unsent
 from llm_budget_hooks.engine.rebuilding import recover
 from llm_budget_hooks.engine.refusals import Stage, killed, refusal
 from llm_budget_hooks.engine.reservation import Reservation
@@ -95,7 +95,7 @@ class Planning:
         self._followed = told or self._trail.drain is not None
         self._planner = Planner(policy, self.prices, outbox=self._trail.drain is not None)
         self._outage = Outage() if outage is None else outage
-        self._pending: deque[Finish] = deque(maxlen=_PENDING)
+        self._pending = Unsent(_PENDING)
         self._kept: deque[tuple[int, Finish, Reservation]] = deque(maxlen=2 * _PENDING)
         self._settings = LiveSettings()
         self._lowest_share = min((*policy.alert_at, 1.0))

@@ -97,6 +97,16 @@ def replace(cells: Cells, hold: Hold, at: int, account: Any, freed: int, spent: 
     return booked
 
 
+def prolong(cells: Cells, hold: Hold, terms: Terms, now: int) -> None:
+    """Keep the accounts without a window of their own, in which an extended hold counts as long as it is open."""
+    for key, rule, account in zip(hold.keys, hold.shape.rules, cells.load(hold.keys), strict=True):
+        if account is None or rule.kind not in (_ROLLING, _GAUGE):
+            continue
+        if rule.kind == _ROLLING:
+            roll(cells, key, account, rule, now)
+        cells.save(key, account, expiry(rule, 0, terms, now))
+
+
 def expiry(rule: Rule, start_ms: int, terms: Terms, now: int) -> int:
     """Until when an account is kept: until nothing can ask for it or settle in it any more."""
     kind = rule.kind

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llm_budget_hooks.transitions import reading, records, rolling
-from llm_budget_hooks.transitions.accounts import current, replace, roll, take
+from llm_budget_hooks.transitions.accounts import current, prolong, replace, roll, take
 from llm_budget_hooks.transitions.cells import Cells
 from llm_budget_hooks.transitions.commands import (
     SWEEP_LIMIT,
@@ -299,6 +299,7 @@ def _extend(cells: Cells, command: Finish, hold: Hold, now: int) -> Finished:
     hold.deadline_ms = now + hold.timeout_ms
     cells.enter(command.id, hold.scopes, hold.deadline_ms)
     cells.save_hold(command.id, hold)
+    prolong(cells, hold, command.terms, now)
     return Finished(Ended.EXTENDED, now, hold.deadline_ms)
 
 

@@ -72,3 +72,32 @@ def test_b041_what_is_booked_while_old_accounts_are_cleared_away_is_counted(engi
                 engine.charge(one, cost=0)
             assert caught.value.retry_after == 60
             now[0] += timedelta(seconds=70)
+
+
+@pytest.mark.parametrize("meter", [{"meter": "usd", "limit": "$1"}, {"meter": "in_flight", "limit": 1, "window": None}])
+def test_a_hold_that_is_extended_counts_as_long_as_it_is_open(
+    engine_url: str, redis_servers: Any, meter: dict[str, Any]
+) -> None:
+    now = [datetime(2026, 11, 30, 12, tzinfo=UTC)]
+    one = Call(model="any", tenant="acme", user="u1", amount="0.6")
+    with BudgetEngine.open(engine_url, rules(**meter), clock=lambda: now[0]) as engine:
+        held = engine.reserve(one)
+        for _ in range(60 if meter["meter"] == "usd" else 1):
+            let_accounts_end_soon(engine_url, redis_servers)
+            now[0] += timedelta(milliseconds=90)
+            engine.extend(held)
+        time.sleep(0.03)
+        for number in range(300 if engine_url.startswith("sqlite") else 10):
+            engine.check(Call(model="any", tenant="acme", user=f"other-{number}", amount=0))
+        with pytest.raises(BudgetExceeded):
+            engine.reserve(one)
+        engine.release(held)
+        engine.reserve(one)
+
+
+def let_accounts_end_soon(url: str, redis_servers: Any) -> None:
+    """A Redis goes by real time: bring the ends of its accounts near."""
+    for server in redis_servers.values():
+        if server.url == url:
+            for key in server.command("KEYS", "*:a:*"):
+                server.command("PEXPIRE", key, 25)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, StoreUnavailable, Usage
+from llm_budget_hooks.engine.outage import Unsent
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.testing import DelayProxy, RedisServer
 
@@ -126,6 +127,22 @@ def test_deny_lets_nothing_through_and_keeps_settles_in_memory(proxy: DelayProxy
         engine.flush()
         assert spent(engine)[0] == (Decimal("0.05"), 0)
     assert not list(state_home.rglob("*.journal"))
+
+
+def test_settles_that_give_way_in_memory_are_counted_and_said(
+    proxy: DelayProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with BudgetEngine.open(proxy.url, {**POLICY, "on_store_error": "deny"}) as engine:
+        engine._pending = Unsent(2)
+        held = [engine.reserve(CALL) for _ in range(3)]
+        proxy.stall = True
+        for one in held:
+            assert engine.settle(one, cost="0.02").pending
+        assert engine._pending.dropped == 1
+        assert "the oldest are dropped, 1 so far" in caplog.text
+        proxy.stall = False
+        engine.flush()
+        assert spent(engine)[0] == (Decimal("0.04"), Decimal("0.10"))
 
 
 def test_allow_lets_everything_through_and_books_it(proxy: DelayProxy) -> None:

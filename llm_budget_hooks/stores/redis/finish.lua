@@ -51,6 +51,7 @@ if ending == 2 then
   h.timeout, h.deadline = T.timeout, now + T.timeout
   enter(id, h)
   write_hold(id, h, T.timeout + UNSWEPT)
+  prolong(h, T, now)
   return answer(6, h, h.deadline)
 end
 

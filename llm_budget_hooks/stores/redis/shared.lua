@@ -286,6 +286,19 @@ local function end_hold(id, h, state, cost, tokens, T, now, actual)
   return doubles(booked, count)
 end
 
+-- Keep the accounts without a window of their own, in which an extended hold counts as long as it is open.
+local function prolong(h, T, now)
+  local rules = {unpack_('<' .. string.rep(RULE, h.n), h.shape)}
+  for i = 1, h.n do
+    local kind, length, key = rules[6 * i - 4], rules[6 * i], h.names[2 + h.m + i]
+    if kind == ROLLING or kind == GAUGE then
+      local raw = call('GET', root .. 'a:' .. key)
+      if raw and kind == ROLLING then roll(key, read_log(raw), length, now) end
+      if raw then call('PEXPIRE', root .. 'a:' .. key, expiry(kind, 0, length, 0, T, now) - now) end
+    end
+  end
+end
+
 -- End due holds, at most SWEEP_LIMIT, in the order of the given scopes, the last of which is the global one.
 local function sweep(scopes, T, now)
   local oldest = call('ZRANGE', root .. 'o:', 0, 0, 'WITHSCORES')
