@@ -11,6 +11,7 @@ import typer
 import llm_budget_hooks
 from llm_budget_hooks.cli.opened import engine_of, mistakes_told
 from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.presets import PRESETS
 
 if TYPE_CHECKING:
     from llm_budget_hooks.cli.trail import Asked
@@ -19,6 +20,7 @@ app = typer.Typer(
     name="llm-budget",
     epilog="Exit codes: 0 all is well, 1 something was found or refused, 2 wrong use.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
@@ -42,7 +44,11 @@ Policy = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Rules that come with it: zeno, llm-budget-cap, pact or daily-tokens."),
+    typer.Option(
+        metavar="NAME",
+        help="Rules that come with it: zeno, llm-budget-cap, pact or daily-tokens.",
+        autocompletion=lambda: list(PRESETS),
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -84,9 +90,12 @@ Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_e
 def main(version: Version = False) -> None:
     """Budgets for LLM calls: decided before the provider is called, booked after.
 
-    New here? Run: llm-budget demo. Then write rules to start from, llm-budget check --preset zeno --print >
-    budgets.toml, read them back in sentences, llm-budget check budgets.toml, and see the balances with llm-budget
-    status --policy budgets.toml.
+    New here? In this order:
+
+    - `llm-budget demo` shows what it does, without a key
+    - `llm-budget check --preset zeno --print > budgets.toml` writes rules to start from
+    - `llm-budget check budgets.toml` reads them back in sentences
+    - `llm-budget status --policy budgets.toml` shows the balances
     """
 
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -112,18 +113,21 @@ def test_the_kill_switch_wants_a_confirmation_and_is_taken_back(engine: BudgetEn
 def test_a_limit_is_edited_and_taken_back(engine: BudgetEngine) -> None:
     client = visiting(engine)
     csrf = csrf_of(client)
-    change = {"csrf": csrf, "tenant": "acme", "budget": "user-day"}
-    client.post("/limit", data={**change, "limit": "5"})
+
+    def told(limit: str, budget: str = "user-day") -> str:
+        change = {"csrf": csrf, "tenant": "acme", "budget": budget, "limit": limit}
+        return parse_qs(urlsplit(client.post("/limit", data=change).headers["location"]).query)["said"][0]
+
+    assert told("5") == "The limit of user-day is 5 now."
     engine.release(engine.reserve(call("3")))
     shown = text_of(client.get("/?tenant=acme&user=u1").text)
     assert "limit $5.00" in shown
     assert "the policy says $2.00" in shown
-    client.post("/limit", data={**change, "limit": ""})
+    assert told("") == "The policy's own limit of user-day holds."
     with pytest.raises(BudgetExceeded):
         engine.reserve(call("3"))
-    told = client.post("/limit", data={**change, "limit": "much"})
-    assert "much" in text_of(client.get(told.headers["location"]).text)
-    client.post("/limit", data={"csrf": csrf, "budget": "all", "limit": "0.05", "tenant": "acme"})
+    assert "much" in told("much")
+    assert told("0.05", "all") == "The limit of all is 0.05 now."
     with pytest.raises(BudgetExceeded) as caught:
         engine.reserve(call())
     assert caught.value.budget == "all"
