@@ -419,7 +419,7 @@ def reconcile(
     until: Until = None,
     url: Annotated[str | None, typer.Option(metavar="URL", help="Their address, if it is another.")] = None,
     provider: Annotated[str | None, typer.Option(metavar="NAME", help="Of a file: whose models it has.")] = None,
-    booking: Annotated[bool, typer.Option("--book", help="Book what is flagged as corrections.")] = False,
+    booking: Annotated[bool, typer.Option("--book", help="Book what is flagged, in today's windows.")] = False,
     tenant: Annotated[str | None, typer.Option(metavar="ID", help="Of --book: correct its budgets too.")] = None,
     store: Store = None,
     policy: Policy = None,
@@ -429,7 +429,8 @@ def reconcile(
 
     Left out, the span is the seven days before today. What differs by more than 5 % is flagged with its likely cause,
     and the exit code is 1, for cron. With --book it is booked as well, as corrections that limits see: of the global
-    budgets, and of a --tenant's. Keys are in OPENAI_ADMIN_KEY, ANTHROPIC_ADMIN_KEY or LITELLM_PROXY_API_KEY.
+    budgets, and of a --tenant's. They are in the windows of today, whatever day the difference is of.
+    Keys are in OPENAI_ADMIN_KEY, ANTHROPIC_ADMIN_KEY or LITELLM_PROXY_API_KEY.
     """
     with mistakes_told():
         from llm_budget_hooks.cli.opened import ledger_of

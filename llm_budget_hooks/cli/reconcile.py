@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import typer
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from llm_budget_hooks.cli.opened import FINDING, print_json
+from llm_budget_hooks.cli.opened import FINDING, print_json, printable, say
 from llm_budget_hooks.ledger import Ledger
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.pricing import PriceBook
@@ -23,7 +24,7 @@ _SPAN = timedelta(days=7)
 
 def run(
     ledger: Ledger, books: Books, policy: Policy, since: datetime | None, until: datetime | None, as_json: bool,
-    booked: Callable[[Reconciliation], object] | None = None,
+    booking: Callable[[Reconciliation], Decimal] | None = None,
 ) -> None:  # fmt: skip
     """Compare, print what came of it, and exit with 1 if a model is off by more than 5 %.
 
@@ -33,20 +34,27 @@ def run(
         policy: for its prices and aliases.
         since, until: the first UTC day, and the day after the last; None: the seven days before today.
         as_json: print JSON.
-        booked: books what is flagged; None: nothing is booked.
+        booking: books what is flagged, and says how many dollars that were; None: nothing is booked.
     """
     last = datetime.now(UTC).date() if until is None else until.date()
     first = last - _SPAN if since is None else since.date()
     prices = PriceBook(policy.prices, policy.aliases, policy.cached_discount)
     found = reconcile(ledger, books, first, last, prices=prices)
-    if as_json:
-        print_json(_figures(first, last, found))
-    else:
+    if not as_json:
         _show(found, Console())
-    if booked is not None and found.flagged:
-        booked(found)
+    booked = booking(found) if booking is not None and found.flagged else None
+    if as_json:
+        print_json(_figures(first, last, found) | ({} if booking is None else {"booked": str(booked or 0)}))
+    elif booked is not None:
+        say(_told(booked, len(found.flagged)))
     if found.flagged:
         raise typer.Exit(FINDING)
+
+
+def _told(booked: Decimal, lines: int) -> str:
+    amount = f"{'-' if booked < 0 else '+'}${abs(booked):,.4f}"
+    many = f"{lines} correction{'s' if lines > 1 else ''}"
+    return f"Booked {amount} as {many}, in the windows of today, whatever day the lines are of."
 
 
 def _figures(first: date, last: date, found: Reconciliation) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def _show(found: Reconciliation, out: Console) -> None:
         off = "" if line.share is None else f"{line.share:+.1%}"
         style = "red" if line.flagged else "dim" if not line.final else ""
         amounts = (f"${line.ledger:,.4f}", f"${line.billed:,.4f}", off)
-        table.add_row(str(line.day), Text(line.model), *amounts, line.cause, style=style)
+        table.add_row(str(line.day), Text(printable(line.model)), *amounts, line.cause, style=style)
     out.print(table)
     if found.flagged:
         out.print(Text(f"{len(found.flagged)} of {len(found.lines)} are off by more than 5 %.", "red"))

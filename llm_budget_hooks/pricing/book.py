@@ -171,6 +171,12 @@ class PriceBook:
         )
 
 
+def providers() -> frozenset[str]:
+    """The short names of all providers that prices are known of."""
+    listed = {provider_of(str(entry.get("litellm_provider") or "")) for entry in source.entries().values()}
+    return frozenset((listed | second.providers()) - {""})
+
+
 def _check_written_once(place: str, written: Mapping[str, object]) -> None:
     """Raise if two names differ only in the case of their letters, as models are found whatever it is."""
     seen: dict[str, str] = {}

@@ -73,6 +73,11 @@ def price_of(way: Reading, cached_share: Decimal) -> Price | None:
     return None
 
 
+def providers() -> set[str]:
+    """Whose models it has; empty without the package."""
+    return {provider for provider, _ in _models()}
+
+
 @cache
 def _models() -> Mapping[tuple[str, str], Any]:
     """All models by provider and name; empty without the package."""

@@ -6,7 +6,8 @@ from decimal import Decimal
 
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.money import parse_correction
+from llm_budget_hooks.ledger import Ledger, every
+from llm_budget_hooks.money import parse_correction, to_decimal
 from llm_budget_hooks.reconcile.comparison import Line, Reconciliation
 
 
@@ -23,7 +24,7 @@ def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = No
         by: who says so.
 
     Returns:
-        the sum of the differences, in dollars.
+        what was booked, in dollars: less is given back than the differences say where less was spent.
 
     Raises:
         ConfigurationError: the engine has no ledger, no budget of money is about these, or a difference is more than
@@ -36,10 +37,17 @@ def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = No
         raise ConfigurationError("No budget of money is global: name the tenant whose budgets are to be corrected.")
     for line in found.flagged:
         _bookable(line)
+    before = _booked(engine.ledger, found)
     for line in found.flagged:
         engine.adjust(tenant=tenant, cost=line.difference, reason=line.reason, by=by)
     engine.flush()
-    return sum((line.difference for line in found.flagged), Decimal(0))
+    return _booked(engine.ledger, found) - before
+
+
+def _booked(ledger: Ledger, found: Reconciliation) -> Decimal:
+    """What the ledger has of corrections of these lines."""
+    reasons = {line.reason for line in found.flagged}
+    return to_decimal(sum(row.booked_nusd for row in every(ledger.adjustments) if row.reason in reasons))
 
 
 def _bookable(line: Line) -> None:

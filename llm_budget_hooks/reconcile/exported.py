@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from datetime import date
+from decimal import Decimal
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.reconcile.books import Billed
+from llm_budget_hooks.reconcile.values import Unreadable, count_of, day_of, dollars, model_of
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "day": ("day", "date", "usage_date", "usage_date_utc", "start_time", "start_time_iso", "starttime", "starting_at"),
@@ -29,7 +30,6 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "cached_input_tokens": ("cached_input_tokens", "input_cached_tokens", "cache_read_input_tokens"),
     "output_tokens": ("output_tokens", "completion_tokens", "n_generated_tokens_total"),
 }
-_THOUSANDS: Final = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 _COUNTS: Final = ("requests", "input_tokens", "cached_input_tokens", "output_tokens")
 
 
@@ -53,9 +53,9 @@ class ExportedBooks:
         found = False
         for at, row in enumerate(self._rows(), 1):
             try:
-                line = _billed({name.strip().lower(): value for name, value in row.items()})
-            except (ValueError, InvalidOperation, OverflowError, AttributeError, TypeError) as error:
-                raise ConfigurationError(f"{self._path.name}: row {at}: {error or 'no amount'}") from None
+                line = _billed(row)
+            except Unreadable as error:
+                raise ConfigurationError(f"{self._path.name}: row {at}: {error}") from None
             if since <= line.day < until:
                 found = True
                 yield line
@@ -65,14 +65,14 @@ class ExportedBooks:
                 "an export without rows is not taken for a bill of nothing"
             )
 
-    def _rows(self) -> Iterable[Mapping[str, Any]]:
+    def _rows(self) -> Iterable[Mapping[Any, Any]]:
         try:
             text = self._path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{self._path.name}: the file cannot be read ({type(error).__name__})") from None
         if self._path.suffix.lower() == ".csv":
             try:
-                return list(csv.DictReader(text.splitlines()))
+                return list(csv.DictReader(StringIO(text, newline="")))
             except csv.Error as error:
                 raise ConfigurationError(f"{self._path.name}: this is no CSV ({error})") from None
         try:
@@ -85,39 +85,31 @@ class ExportedBooks:
         return rows
 
 
-def _billed(row: Mapping[str, Any]) -> Billed:
-    model = str(_of(row, "model") or "").strip()
+def _billed(row: Mapping[Any, Any]) -> Billed:
+    named = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
+    model = model_of(_needed(named, "model"))
     if not model:
-        raise ValueError(f"it names no model; accepted columns: {', '.join(_NAMES['model'])}")
-    counts = {name: None if (value := _of(row, name)) in (None, "") else int(value) for name in _COUNTS}
-    tier = str(row.get("service_tier") or row.get("batch") or "").lower()
-    cost = dollars(_of(row, "cost"))
-    return Billed(day_of(_of(row, "day")), model, cost, batch=tier in ("batch", "true", "1"), **counts)
+        raise Unreadable(f"it names no model; accepted columns: {', '.join(_NAMES['model'])}")
+    counts = {name: None if (value := _of(named, name)) is None else _counted(name, value) for name in _COUNTS}
+    tier = str(named.get("service_tier") or named.get("batch") or "").lower()
+    cost = dollars(_needed(named, "cost"))
+    day = day_of(_needed(named, "day"))
+    return Billed(day, model, cost, batch=tier in ("batch", "true", "1"), **counts)
+
+
+def _counted(name: str, value: object) -> int:
+    try:
+        return count_of(value)
+    except Unreadable as error:
+        raise Unreadable(f"{name}: {error}") from None
 
 
 def _of(row: Mapping[str, Any], name: str) -> Any:
     return next((row[column] for column in _NAMES[name] if row.get(column) not in (None, "")), None)
 
 
-def day_of(value: object) -> date:
-    """The UTC day of an ISO date or instant, or of seconds since the epoch."""
-    if value is None:
-        raise ValueError(f"it names no day; accepted columns: {', '.join(_NAMES['day'])}")
-    text = str(value).strip()
-    if text.isdigit() and len(text) in (10, 13):
-        return datetime.fromtimestamp(int(text[:10]), UTC).date()
-    at = datetime.fromisoformat(text)
-    return (at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)).date()
-
-
-def dollars(value: object) -> Decimal:
-    """A finite amount of dollars, from the figure or text that books have it in."""
-    if value is None:
-        raise ValueError(f"it names no cost; accepted columns: {', '.join(_NAMES['cost'])}")
-    text = str(value).strip().removeprefix("$")
-    if "," in text and not _THOUSANDS.fullmatch(text):
-        raise ValueError(f"{value!r} is no amount; a comma only parts thousands, as in 1,234.56")
-    amount = Decimal(text.replace(",", ""))
-    if not amount.is_finite():
-        raise ValueError(f"{value!r} is no amount")
-    return amount
+def _needed(row: Mapping[str, Any], name: str) -> Any:
+    found = _of(row, name)
+    if found is None:
+        raise Unreadable(f"it names no {name}; accepted columns: {', '.join(_NAMES[name])}")
+    return found

@@ -11,17 +11,21 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from difflib import get_close_matches
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.pricing.book import providers
+from llm_budget_hooks.pricing.names import masked, provider_of
 from llm_budget_hooks.reconcile.books import Billed, Books, BooksUnavailable
-from llm_budget_hooks.reconcile.exported import ExportedBooks, day_of, dollars
+from llm_budget_hooks.reconcile.exported import ExportedBooks
+from llm_budget_hooks.reconcile.values import count_of, day_of, dollars, model_of
 
 _TIMEOUT_S: Final = 30
 _MOST_PAGES: Final = 10_000
@@ -29,6 +33,7 @@ _DAYS_AT_ONCE: Final = 31
 _ROWS_AT_ONCE: Final = 1000
 _NO_MODEL: Final = "not by model"
 Query = list[tuple[str, object]]
+_Made = TypeVar("_Made")
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -48,7 +53,7 @@ class _Remote:
     provider: str | None = None
 
     def __init__(self, key: str, url: str) -> None:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        if not _is_address(url):
             raise ConfigurationError("the address of the books is no URL; it begins with https://")
         self._key = key
         self._url = url.rstrip("/")
@@ -68,7 +73,7 @@ class _Remote:
         except HTTPError as error:
             error.close()
             raise BooksUnavailable(f"{where} answered with HTTP {error.code}{_hint(error.code)}.") from None
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise BooksUnavailable(f"{where} could not be read ({type(error).__name__}).") from None
         if not isinstance(found, dict):
             raise BooksUnavailable(f"{where} has answered in a form that is not known.")
@@ -76,18 +81,18 @@ class _Remote:
 
     def _buckets(self, path: str, query: Query) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Each result of each bucket, page after page."""
-        page: list[tuple[str, object]] = []
+        page: Query = []
         for _ in range(_MOST_PAGES):
             found = self._get(path, query + page)
-            try:
-                for bucket in found["data"]:
-                    for result in bucket["results"]:
-                        yield bucket, result
-            except (KeyError, TypeError):
-                raise BooksUnavailable(f"{path} has answered in a form that is not known.") from None
-            if not found.get("has_more") or not found.get("next_page"):
+            for bucket in _tables(path, found, "data"):
+                for result in _tables(path, bucket, "results"):
+                    yield bucket, result
+            following: Query = [("page", found.get("next_page"))]
+            if not found.get("has_more") or not following[0][1]:
                 return
-            page = [("page", found["next_page"])]
+            if following == page:
+                raise BooksUnavailable(f"{path} has answered with the same page again.")
+            page = following
         raise BooksUnavailable(f"{path} has more pages than anybody reads.")
 
 
@@ -141,13 +146,15 @@ class LiteLLMBooks(_Remote):
         last = until - timedelta(days=1)
         query: Query = [("start_date", f"{since} 00:00:00"), ("end_date", f"{last} 23:59:59")]
         query += [("page_size", _ROWS_AT_ONCE), ("sort_by", "startTime"), ("sort_order", "asc")]
+        path = "/spend/logs/v2"
         for number in range(1, _MOST_PAGES):
-            found = self._get("/spend/logs/v2", [*query, ("page", number)])
-            for row in found.get("data") or ():
+            found = self._get(path, [*query, ("page", number)])
+            for row in _tables(path, found, "data"):
                 if row.get("status") != "failure" or row.get("spend"):
                     yield _read(_litellm, row)
-            if number >= int(found.get("total_pages") or 0):
+            if number >= _read(count_of, found.get("total_pages") or 0):
                 return
+        raise BooksUnavailable(f"{path} has more pages than anybody reads.")
 
 
 def open_books(source: str, *, url: str | None = None, provider: str | None = None) -> Books:
@@ -160,8 +167,10 @@ def open_books(source: str, *, url: str | None = None, provider: str | None = No
         provider: of a file: whose models alone it is about.
 
     Raises:
-        ConfigurationError: a variable is missing, or there is no such file.
+        ConfigurationError: a variable is missing, there is no such file, or nobody knows the provider.
     """
+    if provider is not None and source in ("openai", "anthropic", "litellm"):
+        raise ConfigurationError(f"A provider is named for a file; these are the books of {source}.")
     if source == "openai":
         return OpenAIBooks(_variable("OPENAI_ADMIN_KEY"), url or "https://api.openai.com")
     if source == "anthropic":
@@ -170,51 +179,86 @@ def open_books(source: str, *, url: str | None = None, provider: str | None = No
         return LiteLLMBooks(_variable("LITELLM_PROXY_API_KEY"), url or _variable("LITELLM_PROXY_API_BASE"))
     if not Path(source).is_file():
         raise ConfigurationError(f"{source!r} is neither openai, anthropic or litellm nor a file.")
-    return ExportedBooks(source, provider)
+    return ExportedBooks(source, None if provider is None else _known(provider))
 
 
 def _openai_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
-    model = (result.get("line_item") or _NO_MODEL).partition(",")[0]
+    model = _model(result.get("line_item")).partition(",")[0]
     return Billed(day_of(bucket["start_time"]), model, dollars(result["amount"]["value"]))
 
 
 def _openai_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
     return Billed(
-        day_of(bucket["start_time"]), result.get("model") or _NO_MODEL, None,
-        int(result.get("num_model_requests") or 0), int(result.get("input_tokens") or 0),
-        int(result.get("input_cached_tokens") or 0), int(result.get("output_tokens") or 0), bool(result.get("batch")),
+        day_of(bucket["start_time"]), _model(result.get("model")), None,
+        _count(result, "num_model_requests"), _count(result, "input_tokens"), _count(result, "input_cached_tokens"),
+        _count(result, "output_tokens"), bool(result.get("batch")),
     )  # fmt: skip
 
 
 def _anthropic_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
-    model = result.get("model") or result.get("description") or _NO_MODEL
+    model = _model(result.get("model") or result.get("description"))
     cents = dollars(result["amount"])
     return Billed(day_of(bucket["starting_at"]), model, cents / 100, batch=result.get("service_tier") == "batch")
 
 
 def _anthropic_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
     written = result.get("cache_creation") or {}
-    cached = int(result.get("cache_read_input_tokens") or 0)
-    inputs = int(result.get("uncached_input_tokens") or 0) + cached + sum(int(count or 0) for count in written.values())
+    cached = _count(result, "cache_read_input_tokens")
+    inputs = _count(result, "uncached_input_tokens") + cached + sum(_count(written, name) for name in written)
     return Billed(
-        day_of(bucket["starting_at"]), result.get("model") or _NO_MODEL, None, None, inputs, cached,
-        int(result.get("output_tokens") or 0), result.get("service_tier") == "batch",
+        day_of(bucket["starting_at"]), _model(result.get("model")), None, None, inputs, cached,
+        _count(result, "output_tokens"), result.get("service_tier") == "batch",
     )  # fmt: skip
 
 
 def _litellm(row: dict[str, Any]) -> Billed:
     return Billed(
-        day_of(row["startTime"]), row.get("model") or _NO_MODEL, dollars(row.get("spend") or 0), 1,
-        int(row.get("prompt_tokens") or 0), None, int(row.get("completion_tokens") or 0),
+        day_of(row["startTime"]), _model(row.get("model")), dollars(row.get("spend") or 0), 1,
+        _count(row, "prompt_tokens"), None, _count(row, "completion_tokens"),
     )  # fmt: skip
 
 
-def _read(made: Callable[..., Billed], *parts: dict[str, Any]) -> Billed:
+def _model(value: object) -> str:
+    return model_of(value or _NO_MODEL) or _NO_MODEL
+
+
+def _count(place: dict[str, Any], name: str) -> int:
+    return count_of(place.get(name) or 0)
+
+
+def _tables(path: str, found: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of tables in an answer."""
+    rows = found.get(name)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BooksUnavailable(f"{path} has answered in a form that is not known.")
+    return rows
+
+
+def _read(made: Callable[..., _Made], *parts: Any) -> _Made:
     try:
         return made(*parts)
-    except (KeyError, TypeError, ValueError, AttributeError, InvalidOperation) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         kind = type(error).__name__
         raise BooksUnavailable(f"A line of the books is in a form that is not known ({kind}).") from None
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _known(provider: str) -> str:
+    """LiteLLM's name of a provider, from one of the names it goes by."""
+    known = providers()
+    name = provider_of(provider)
+    if known and name not in known:
+        near = get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ", such as openai, anthropic, gemini or bedrock"
+        raise ConfigurationError(f"{masked(provider)!r} is no provider that prices are known of{hint}")
+    return name
 
 
 def _variable(name: str) -> str:

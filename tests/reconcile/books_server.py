@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -26,8 +27,9 @@ class BooksServer:
                 url = urlsplit(self.path)
                 query = parse_qs(url.query)
                 owner.requests.append((url.path, query, dict(self.headers)))
-                made = owner.routes[url.path](query) if url.path in owner.routes else None
-                status = owner.status if made is not None else 404
+                known = url.path in owner.routes or isinstance(owner.routes, defaultdict)
+                made = owner.routes[url.path](query) if known else None
+                status = owner.status if known else 404
                 body = made if isinstance(made, bytes) else json.dumps(made).encode()
                 self.send_response(status)
                 if 300 <= status < 400:

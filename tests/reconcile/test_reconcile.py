@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -20,8 +22,10 @@ from books_server import (
     openai_usage,
     paged,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
+from llm_budget_hooks import BudgetEngine, BudgetError, BudgetExceeded, Call, Usage
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.reconcile import (
@@ -221,7 +225,7 @@ def test_a_correction_that_cannot_be_keeps_the_others_from_being_booked(tmp_path
         ("x.json", "[" * 100_000, "neither"),
         ("x.csv", 'date,model,cost\n2026-11-01,gpt-4o,"1.234,56"\n', "comma"),
         ("x.csv", "date,model,cost\n2026-11-01,gpt-4o," + "1" * 140_000, "no CSV"),
-        ("x.json", '[{"date":"2026-11-01","model":"gpt-4o","cost":1,"requests":{"a":1}}]', "row 1"),
+        ("x.json", '[{"date":"2026-11-01","model":"m","cost":1,"requests":{"a":1}}]', "row 1: requests: a value of"),
     ],
 )
 def test_an_export_that_is_cut_short_is_no_bill_of_nothing(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -267,9 +271,14 @@ def test_a_json_file_keeps_every_digit(tmp_path: Path) -> None:
         ("a.csv", "date,model,cost\n2026-11-01,,1\n", "row 1: it names no model"),
         ("a.csv", "date,model,cost\n2026-11-01,m,1\n2026-11-01,m,\n", "row 2: it names no cost"),
         ("a.csv", "model,cost\nm,1\n", "row 1: it names no day"),
-        ("a.csv", "date,model,cost\n2026-11-01,m,NaN\n", "no amount"),
-        ("a.csv", "date,model,cost\n2026-11-01,m,cheap\n", "row 1"),
-        ("a.csv", "date,model,cost\nyesterday,m,1\n", "row 1"),
+        ("a.csv", "date,model,cost\n2026-11-01,m,NaN\n", "row 1: 'NaN' is no amount of dollars$"),
+        ("a.csv", "date,model,cost\n2026-11-01,m,cheap\n", "row 1: 'cheap' is no amount of dollars$"),
+        ("a.csv", "date,model,cost\n2026-11-01,m,1e30\n", "row 1: '1e30' is no amount of dollars$"),
+        ("a.csv", "date,model,cost\nyesterday,m,1\n", "row 1: 'yesterday' is no day or instant, such as 2026-11-30$"),
+        ("a.csv", "date,model,cost\n9999-12-31T23:59:59-23:59,m,1\n", "row 1: .* is no day or instant"),
+        ("a.csv", "date,model,cost,calls\n2026-11-01,m,1,many\n", "row 1: requests: 'many' is no count$"),
+        ("a.csv", "date,model,cost,calls\n2026-11-01,m,1,1e99\n", "row 1: requests: '1e99' is no count$"),
+        ("a.json", '[{"day":"2026-11-01","model":["m"],"cost":1}]', "row 1: a value of the type list is neither text"),
         ("a.json", "{", "neither .csv nor JSON"),
         ("a.json", '{"rows": 1}', "no list of objects"),
     ],
@@ -382,6 +391,71 @@ def test_an_answer_in_another_form_is_an_error_and_not_nothing(server: BooksServ
         list(OpenAIBooks(KEY, server.url).lines(DAY, NEXT))
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"data": [None], "total_pages": 1}, {"data": 7, "total_pages": 1}, {"data": [], "total_pages": "x"},
+        {"data": {"a": 1}, "total_pages": 1}, {"data": [{"startTime": "2026-11-01", "model": ["m"]}]},
+        {"error": "no such key"},
+    ],
+)  # fmt: skip
+def test_spend_logs_in_another_form_are_an_error(server: BooksServer, answer: Any) -> None:
+    server.routes = {"/spend/logs/v2": lambda _: answer}
+    with pytest.raises(BooksUnavailable, match="not known"):
+        list(LiteLLMBooks(KEY, server.url).lines(DAY, NEXT))
+
+
+def test_a_page_that_comes_again_is_an_error_and_not_counted_for_ever(server: BooksServer) -> None:
+    server.routes = {"/v1/organization/costs": lambda _: {"data": [], "has_more": True, "next_page": "p"}}
+    with pytest.raises(BooksUnavailable, match="same page again"):
+        list(OpenAIBooks(KEY, server.url).lines(DAY, NEXT))
+    assert len(server.requests) == 2
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
+    st.sampled_from(["2026-11-01", "9999-12-31T23:59:59-23:59", "1e999999", "-1", "gpt-4o", MIDNIGHT, 10**400]),
+)  # fmt: skip
+NAMES = st.sampled_from(
+    [
+        "data", "results", "has_more", "next_page", "start_time", "starting_at", "startTime", "line_item", "amount",
+        "value", "model", "description", "input_tokens", "cache_creation", "spend", "status", "batch", "service_tier",
+        "day", "cost", "requests", "num_model_requests", "uncached_input_tokens", "prompt_tokens",
+    ]
+)  # fmt: skip
+TABLES = st.recursive(
+    ODD, lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(NAMES, inner, max_size=8)), max_leaves=12
+)
+ROWS = st.fixed_dictionaries(
+    dict.fromkeys(("start_time", "starting_at", "startTime", "day"), st.one_of(st.just("2026-11-01"), ODD)),
+    optional=dict.fromkeys(("model", "cost", "spend", "amount", "line_item", "results", "requests"), TABLES),
+)
+ANSWERS = st.one_of(
+    TABLES,
+    st.fixed_dictionaries(
+        {"data": st.one_of(TABLES, st.lists(ROWS, max_size=2))},
+        optional={"total_pages": st.one_of(st.sampled_from([0, 1, 2, "x", None, -1, 1.5]), st.text(max_size=2)),
+                  "has_more": ODD, "next_page": ODD},
+    ),
+)  # fmt: skip
+
+
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@given(answer=ANSWERS)
+def test_no_answer_and_no_file_makes_anything_but_an_error_of_this_package(
+    server: BooksServer, kept: Kept, tmp_path: Path, answer: Any
+) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(answer))
+    server.routes = defaultdict(lambda: lambda _: answer)
+    hosts = (OpenAIBooks(KEY, server.url), AnthropicBooks(KEY, server.url), LiteLLMBooks(KEY, server.url))
+    for books in (*hosts, ExportedBooks(tmp_path / "x.json")):
+        with contextlib.suppress(BudgetError):
+            kept.against(books)
+
+
 def test_books_that_cannot_be_reached_are_an_error() -> None:
     with pytest.raises(BooksUnavailable, match=r"127\.0\.0\.1"):
         list(AnthropicBooks(KEY, "http://127.0.0.1:1").lines(DAY, NEXT))
@@ -398,7 +472,8 @@ def test_keys_come_from_the_environment(monkeypatch: Any, tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match="neither"):
         open_books("no-such.csv")
     (tmp_path / "x.json").write_text(json.dumps([]))
-    assert open_books(str(tmp_path / "x.json"), provider="openai").provider == "openai"
+    for named, provider in (("openai", "openai"), ("google_genai", "gemini"), ("bedrock_converse", "bedrock")):
+        assert open_books(str(tmp_path / "x.json"), provider=named).provider == provider
 
 
 def test_corrections_are_seen_by_limits_and_by_the_next_comparison(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +72,15 @@ def test_what_is_flagged_can_be_booked_once(kept: str, bill: Any, tmp_path: Path
     (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
     store = f"sqlite:///{tmp_path / 'store.db'}"
     booked = ("--book", "--store", store, "--policy", tmp_path / "budgets.toml", "--ledger", kept)
-    assert llm_budget("reconcile", bill("0.50"), *booked, *SPAN).exit_code == 1
-    assert llm_budget("reconcile", bill("0.50"), *booked, *SPAN).exit_code == 0
+    first = llm_budget("reconcile", bill("0.50"), *booked, *SPAN)
+    assert first.exit_code == 1
+    assert "Booked +$0.1000 as 1 correction, in the windows of today" in first.stdout
+    second = llm_budget("reconcile", bill("0.50"), *booked, *SPAN)
+    assert (second.exit_code, "Booked" in second.stdout) == (0, False)
+    third = llm_budget("reconcile", bill("0.20"), *booked, *SPAN, "--json")
+    assert (third.exit_code, json.loads(third.stdout)["booked"]) == (1, "-0.1")  # more was never spent in this window
     with BudgetEngine.open(store, tmp_path / "budgets.toml") as engine:
-        assert engine.status()[0].spent == Decimal("0.1")
+        assert engine.status()[0].spent == 0
 
 
 def test_an_alias_of_the_policy_is_known(kept: str, tmp_path: Path) -> None:
@@ -109,6 +113,11 @@ def test_the_proxys_logs_are_read_with_a_key_that_is_never_printed(kept: str) ->
         (("openai",), "OPENAI_ADMIN_KEY is not set"),
         (("no-such.csv",), "is neither openai"),
         (("litellm", "--url", "ftp://x"), "no URL"),
+        (("litellm", "--url", "http://[::1"), "no URL"),
+        (("litellm", "--url", "http://localhost:99999"), "no URL"),
+        (("litellm", "--url", "http://x", "--provider", "openai"), "these are the books of litellm"),
+        ((__file__, "--provider", "nosuch"), "'nosuch' is no provider"),
+        ((__file__, "--provider", "antropic"), "did you mean anthropic?"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(
