@@ -6,6 +6,7 @@ import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             for rule in FOREIGN:
                 item.add_marker(pytest.mark.filterwarnings(rule))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage go through what the imports made: LiteLLM's own takes half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

