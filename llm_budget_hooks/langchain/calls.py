@@ -61,7 +61,7 @@ def model_of(start: Start) -> str:
 
 def hold_id(run_id: UUID) -> str:
     """The name of a run's hold: the same from every handler, so that two of them hold once."""
-    return f"r-{run_id.hex}"
+    return f"r-{run_id.int:032x}"
 
 
 def step_of(metadata: Mapping[str, Any], name: str | None, model: str) -> str:
@@ -91,19 +91,20 @@ def _first_count(source: Mapping[str, Any], names: tuple[str, ...]) -> int | Non
 
 def call_of(start: Start, root: Root) -> Call:
     """The call that a start announces, named by its run, as its root's."""
-    model = model_of(start)
-    tier = start.params.get("service_tier")
+    params, model = start.params, model_of(start)
+    tier = params.get("service_tier")
+    parts = [each for each in start.inputs if not isinstance(each, str) and not isinstance(each.content, str)]
     return Call(
         model=model,
         tenant=root.tenant,
         user=root.user,
         feature=root.feature,
-        input_tokens=input_bound(start.inputs, start.params, model),
+        input_tokens=input_bound(start.inputs, params, model),
         max_output_tokens=output_bound(start),
         step=step_of(start.metadata, start.name, model),
         utterance=root.scope.id,
         id=hold_id(start.run_id),
         service_tier=tier if tier in _TIERS else None,
-        writes_cache="cache_control" in start.params or has_cache_marks(start.inputs),
-        audio="audio" in (start.params.get("modalities") or ()) or hears(start.inputs),
+        writes_cache="cache_control" in params or (bool(parts) and has_cache_marks(parts)),
+        audio="audio" in (params.get("modalities") or ()) or (bool(parts) and hears(parts)),
     )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ParamSpec
 from uuid import UUID
@@ -158,7 +157,10 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     ) -> None:
         """Settle; the end of a model that is a root is the end of its answer."""
         run = run_id.int
-        self._quietly(self._ended, run, parent_run_id, response)
+        try:
+            self._ended(run, parent_run_id, response)
+        except Exception:  # noqa: BLE001 - an answer that was paid for is not lost over this
+            _failed_at_end()
         root = self._runs.known(run)
         if root is not None and root.id == run:
             self._leave(root, _output(response))
@@ -214,13 +216,13 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         self._left(run_id.int, None, error)
 
     def _enter(self, run_id: UUID, parent: UUID | None, metadata: dict[str, Any] | None) -> None:
-        self._deciding(self._entered, run_id, parent, metadata or _NONE)
-
-    def _entered(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> None:
         run = run_id.int
-        root = self._runs.root(self.engine, run, parent, metadata)
-        if root.id == run:
-            enter(root)
+        try:
+            root = self._runs.root(self.engine, run, parent, metadata or _NONE)
+            if root.id == run:
+                enter(root)
+        except Exception as error:  # noqa: BLE001 - what it means is decided there
+            self._stopped(error)
 
     def _start(
         self,
@@ -233,7 +235,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
     ) -> None:
         runs, run = self._runs, run_id.int
         before = runs.calls.get(run)
-        if before is not None and before.announced is announced:
+        if before is not None and before.was_announced(announced):
             return
         if runs.gone:
             self._collect()
@@ -241,23 +243,22 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         start = Start(run_id, parent, inputs, metadata or _NONE, more.get("name"), params, more.get("batch_size") or 1)
         sole = before is None and runs.opening.setdefault(run, announced) is announced
         try:
-            self._deciding(self._opened, start, announced, sole)
+            self._opened(start, announced, sole)
+        except Exception as error:  # noqa: BLE001 - what it means is decided there
+            self._stopped(error)
         finally:
             if sole:
                 del runs.opening[run]
 
-    def _deciding(self, step: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Carry out what may refuse, so that only refusals and mistakes of configuration stop a call as such."""
-        try:
-            step(*args, **kwargs)
-        except BudgetExceeded as error:
+    def _stopped(self, error: Exception) -> None:
+        """What becomes of a call whose start failed: only refusals and mistakes of configuration stop it as such."""
+        if isinstance(error, BudgetExceeded):
             raise refused(error) from None
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            if self.engine.policy.on_store_error != "allow":
-                raise _broken(error) from error
-            _log.exception("The budget handler failed, and a call was let through without a hold.")
+        if isinstance(error, ConfigurationError):
+            raise error
+        if self.engine.policy.on_store_error != "allow":
+            raise _broken(error) from error
+        _log.exception("The budget handler failed, and a call was let through without a hold.")
 
     def _opened(self, start: Start, announced: object, sole: bool) -> None:
         run = start.run_id.int
@@ -274,7 +275,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
             root.streamed |= root.id == run
         other = self._runs.replace(opened)
         if other is not None:
-            self._sweep(other)
+            self._sweep(other, starting=True)
         root.calls[run] = opened
         opened.watch(self._sweep)
         self._runs.follow(start.run_id, opened, self._collect)
@@ -283,19 +284,21 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         """Reserve under the run's id, or without one where somebody uses that twice: each use is an attempt."""
         call = call_of(start, root)
         if sole:
-            with suppress(AlreadyResolved, ReservationConflict):
+            try:
                 return root.reserve(self.engine, call)
+            except (AlreadyResolved, ReservationConflict):
+                pass
         return root.reserve(self.engine, replace(call, id=None))
 
     def _abandon(self) -> None:
         """One prompt of a `generate` is refused, so those before it are not sent either."""
         for opened in abandoned_batch():
-            if self._taken(opened.run) is not None:
+            if self._taken(opened.run, opened) is not None:
                 self._quietly(self.engine.release, opened.reservation)
 
-    def _taken(self, run: int) -> Opened | None:
+    def _taken(self, run: int, event: object) -> Opened | None:
         """The call that this end is the first final one of."""
-        opened = self._runs.calls.pop(run)
+        opened = self._runs.take(run, event)
         if opened is None or not opened.claim(final=True):
             return None
         self._runs.ended.put(run, True)
@@ -303,7 +306,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         return opened
 
     def _ended(self, run: int, parent: UUID | None, response: LLMResult) -> None:
-        opened = self._taken(run)
+        opened = self._taken(run, response)
         if opened is not None:
             opened.settle(self.engine, outcome_of(response, alone=opened.batch is None))
         elif run not in self._runs.ended:
@@ -326,25 +329,25 @@ class BudgetCallbackHandler(BaseCallbackHandler):
 
     def _failed(self, run: int, error: BaseException, response: LLMResult | None) -> None:
         opened = self._runs.calls.get(run)
-        if opened is None:
+        if opened is None or opened.passed is error:
             return
         opened.root.calls.pop(run, None)
         if opened.fail(self.engine, error, outcome_of(response)):
-            self._runs.calls.pop(run)
+            self._runs.take(run, error)
             self._runs.ended.put(run, True)
         # The blocking form tells the prompts beside it nothing; what the awaited form tells them corrects this.
         for other in opened.batch.calls if opened.batch is not None else ():
             self._sweep(other)
 
     def _decided(self, run: int, outputs: Any) -> None:
-        opened = self._taken(run)
+        opened = self._taken(run, outputs)
         if opened is not None:
             usage = usage_of(getattr(outputs, "usage", None) or _NONE)
             opened.settle(self.engine, Outcome(usage, model=getattr(outputs, "model", None)))
 
-    def _sweep(self, opened: Opened) -> None:
+    def _sweep(self, opened: Opened, *, starting: bool = False) -> None:
         """The call's task or root has ended without it: what it holds is spent, until it says otherwise."""
-        if opened.claim(final=False):
+        if opened.claim(final=False, starting=starting):
             self._quietly(self.engine.settle, opened.reservation)
 
     def _collect(self) -> None:
@@ -382,7 +385,11 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         try:
             step(*args, **kwargs)
         except Exception:  # noqa: BLE001 - an answer that was paid for is not lost over this
-            _log.exception("The budget handler failed at the end of a call; its hold ends by its timeout.")
+            _failed_at_end()
+
+
+def _failed_at_end() -> None:
+    _log.exception("The budget handler failed at the end of a call; its hold ends by its timeout.")
 
 
 def _broken(error: Exception) -> BudgetRefused:

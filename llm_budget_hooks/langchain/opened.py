@@ -23,6 +23,7 @@ from llm_budget_hooks.money import to_decimal
 
 _log = logging.getLogger("llm_budget_hooks")
 _TIMEOUT = 408
+_NOTHING = object()
 _ENDING = threading.Lock()
 _UNANSWERED = ("Timeout", "ConnectionError", "TransportError")
 
@@ -40,6 +41,8 @@ class Opened:
         batch: the prompts of the same `generate`; None if it is the only one.
         announced: what LangChain hands to each handler at the start, the same object for all of them. While the call
             is open, that tells a second handler from a second call which uses the same run id.
+        before, depth: the call that used the same run id before and has not ended, and how many there are.
+        passed: the end that the call above this one has taken.
     """
 
     __slots__ = (
@@ -48,7 +51,10 @@ class Opened:
         "_provisional",
         "announced",
         "batch",
+        "before",
+        "depth",
         "life",
+        "passed",
         "reservation",
         "root",
         "run",
@@ -63,28 +69,45 @@ class Opened:
         self.ticket = ticket
         self.announced: object = announced
         self.batch: Batch | None = None
+        self.before: Opened | None = None
+        self.depth = 0
+        self.passed: object = _NOTHING
         self.task: asyncio.Task[Any] | None = None
         self.life: ref[UUID] | None = None
         self._on_done: Callable[[Any], None] | None = None
         self._provisional = False
         self._ended = False
 
+    def was_announced(self, announced: object) -> bool:
+        """Whether this, or a call of the same run before it, is the one that is announced here."""
+        at: Opened | None = self
+        while at is not None and at.announced is not announced:
+            at = at.before
+        return at is not None
+
     def watch(self, lost: Callable[[Opened], None]) -> None:
         """Call `lost` when the task that runs the call ends and the call has not."""
-        task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+        loop = asyncio._get_running_loop()
+        task = asyncio.current_task(loop) if loop is not None else None
         if task is not None:
             self.task, self._on_done = task, lambda _: lost(self)
             task.add_done_callback(self._on_done)
 
-    def claim(self, *, final: bool) -> bool:
-        """Whether the caller is the one to end it."""
+    def claim(self, *, final: bool, starting: bool = False) -> bool:
+        """Whether the caller is the one to end it.
+
+        Args:
+            final: nothing can come after this end.
+            starting: other handlers may still have to be told that it starts.
+        """
         with _ENDING:
             if self._ended or (self._provisional and not final):
                 return False
             self._provisional = True
             self._ended = final
-        self.announced = None
-        self.ticket.close()
+        if not starting:
+            self.announced = None
+            self.ticket.close()
         if self.task is not None and self._on_done is not None:
             self.task.remove_done_callback(self._on_done)
             self.task = None

@@ -36,6 +36,8 @@ _MAX_ENDED = 10_000
 _FRAMEWORKS = ("langchain", "langgraph")
 _WHOLE = frozenset({"invoke", "ainvoke", "batch", "abatch", "generate", "agenerate"})
 _MAX_FRAMES = 60
+_MAX_ALIKE = 100
+_WHOSE = ("tenant", "user", "feature")
 
 
 @dataclass(slots=True, eq=False)
@@ -140,11 +142,31 @@ class Runs:
         return found
 
     def replace(self, opened: Opened) -> Opened | None:
-        """Put a call in as the one of its run; the one that was there, if any."""
+        """Put a call in as the one of its run; the one that was there, if any, waits below it for an end of its own."""
         with self._replacing:
             before = self.calls.get(opened.run)
+            if before is not None and before.depth < _MAX_ALIKE:
+                opened.before, opened.depth = before, before.depth + 1
             self.calls.put(opened.run, opened)
         return before
+
+    def take(self, run: int, event: object) -> Opened | None:
+        """Take out the call that an end is about.
+
+        Args:
+            run: of which the end says that it is.
+            event: what the end brings, the same object for all handlers. Where a run has several calls, that tells the
+                end of the next one from an end that another handler has seen.
+        """
+        with self._replacing:
+            opened = self.calls.pop(run)
+            if opened is not None and opened.passed is event:
+                self.calls.put(run, opened)
+                return None
+            if opened is not None and opened.before is not None:
+                opened.before.passed = event
+                self.calls.put(run, opened.before)
+        return opened
 
     def follow(self, run_id: UUID, opened: Opened, collect: Callable[[], None]) -> None:
         """Take note when nothing refers to a run any more, since then nobody can report its end.
@@ -203,8 +225,10 @@ find_utterances(_scope_here)
 
 
 def _parent_here() -> int | None:
-    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
-    parent = getattr(callbacks, "parent_run_id", None)
+    config = var_child_runnable_config.get()
+    if config is None:
+        return None
+    parent = getattr(config.get("callbacks"), "parent_run_id", None)
     return parent.int if isinstance(parent, UUID) else None
 
 
@@ -214,25 +238,20 @@ def _root_of_context(engine: BudgetEngine) -> Root | None:
 
 
 def _new_root(engine: BudgetEngine, id: int, metadata: Mapping[str, Any], *, again: bool = False) -> Root:
-    named: str | None
     outer = current_utterance(engine)
-    utterance = text_in(metadata, "utterance")
-    tenant = _pinned(outer.tenant if outer else None, text_in(metadata, "tenant"))
-    user = _pinned(outer.user if outer else None, text_in(metadata, "user"))
-    feature = _pinned(outer.feature if outer else None, text_in(metadata, "feature"))
-    if outer is None:
-        named = utterance or (None if again else f"lc-{id:032x}")
-    elif utterance is not None or (tenant, user, feature) != (outer.tenant, outer.user, outer.feature):
-        named = utterance or outer.id
-    else:
-        named = None
-    scope = engine.utterance(tenant=tenant, user=user, feature=feature, id=named, plan=plan_in(metadata))
+    named = text_in(metadata, "utterance") or None
+    tenant, user, feature = [text_in(metadata, name) for name in _WHOSE]
+    if outer is not None:
+        tenant = outer.tenant if outer.tenant is not None else tenant
+        user = outer.user if outer.user is not None else user
+        feature = outer.feature if outer.feature is not None else feature
+        if named is None and (tenant, user, feature) != (outer.tenant, outer.user, outer.feature):
+            named = outer.id
+    elif named is None and not again:
+        named = f"lc-{id:032x}"
+    scope = Utterance(engine, tenant, user, feature, named, plan_in(metadata))
     streamed = engine.limits_answers(tenant, feature) and _streams()
     return Root(id, scope, tenant, user, feature, streamed)
-
-
-def _pinned(one: str | None, other: str | None) -> str | None:
-    return one if one is not None else other
 
 
 def text_in(metadata: Mapping[str, Any], key: str) -> str | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from llm_budget_hooks import tokens
 from llm_budget_hooks.tokens import likely, likely_output
 
 __all__ = ["has_cache_marks", "hears", "input_bound", "likely", "likely_output"]
+
+_PROMPTS = ("system", "instructions")
+_PLAIN = (HumanMessage, SystemMessage)
+"""Asking whether a pydantic object is one of a class takes longer than all else about a message."""
 
 
 def input_bound(inputs: Iterable[BaseMessage] | Iterable[str], params: Mapping[str, Any], model: str) -> int | None:
@@ -22,7 +26,7 @@ def input_bound(inputs: Iterable[BaseMessage] | Iterable[str], params: Mapping[s
         model: the model's name.
     """
     prompt = [each if isinstance(each, str) else _sent(each) for each in inputs]
-    prompt += [value for name in ("system", "instructions") if (value := params.get(name))]
+    prompt += [params[name] for name in _PROMPTS if params.get(name)]
     return tokens.input_bound(model, prompt, params, exact=False, audio=True)
 
 
@@ -43,6 +47,8 @@ def hears(messages: Iterable[Any]) -> bool:
 
 def _sent(message: BaseMessage) -> Any:
     """What a message sends; plain text as such, which is the usual case."""
+    if type(message) in _PLAIN and not message.name and not message.additional_kwargs:
+        return message.content
     more: dict[str, Any] = {}
     if message.name:
         more["name"] = message.name

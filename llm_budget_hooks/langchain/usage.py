@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage
 from langchain_core.outputs import Generation, LLMResult
 
 from llm_budget_hooks.langchain.tokens import likely_output
@@ -43,7 +42,7 @@ def outcome_of(result: LLMResult | None, *, alone: bool = True) -> Outcome:
     if not first or result is None:
         return Outcome()
     message = getattr(first[0], "message", None)
-    if not isinstance(message, BaseMessage):
+    if message is None:
         return _text_outcome(first, result.llm_output or {}, alone)
     facts = message.response_metadata
     metadata: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from llm_budget_hooks.tokens.encodings import loaded
 from llm_budget_hooks.tokens.media import IMAGES, SOUNDS, UNBOUNDED, image_bound, sound_bound
-from llm_budget_hooks.tokens.texts import Texts
+from llm_budget_hooks.tokens.texts import Texts, byte_bound
 
 _PER_REQUEST: Final = 32
 _PER_MESSAGE: Final = 16
@@ -17,7 +17,8 @@ _PER_TOOL: Final = 32
 _TOOL_PROMPT: Final = 600
 """What a provider adds to explain tools to the model; the largest known is Anthropic's, 346 to 530 tokens."""
 _DECLARED: Final = ("tools", "functions", "response_format", "text", "output_config", "prediction")
-_ELSEWHERE: Final = ("previous_response_id", "conversation", "cached_content", "cachedContent")
+_ELSEWHERE: Final = frozenset({"previous_response_id", "conversation", "cached_content", "cachedContent"})
+_TOOLS: Final = ("tools", "functions")
 _MESSAGE: Final = frozenset({"role", "content"})
 _INSIDE: Final = ("content", "parts", "toolResult", "output")
 
@@ -49,11 +50,11 @@ def input_bound(
         exact: count with the model's tokenizer, if it was loaded; else the bound is the same in every process.
     """
     declared = asked or {}
-    if any(declared.get(name) for name in _ELSEWHERE):
+    if not _ELSEWHERE.isdisjoint(declared) and any(declared.get(name) for name in _ELSEWHERE):
         return None
     counting = _Counting(model, audio, exact)
     try:
-        total = _PER_REQUEST + sum(_PER_MESSAGE + counting.value(each) for each in prompt)
+        total = _PER_REQUEST + sum([_PER_MESSAGE + counting.value(each) for each in prompt])
         return total + counting.declared(declared)
     except (_Unbounded, RecursionError):
         return None
@@ -68,7 +69,8 @@ class _Counting:
         self._model = model
         self._audio = audio
         self._image = 0
-        self._text: Callable[[str], int] = Texts(loaded(model) if exact else None).bound
+        encoding = loaded(model) if exact else None
+        self._text: Callable[[str], int] = byte_bound if encoding is None else Texts(encoding).bound
 
     def value(self, value: Any) -> int:
         if isinstance(value, str):
@@ -83,11 +85,13 @@ class _Counting:
         return self.value(dump()) if callable(dump) and not isinstance(value, type) else self._json(value)
 
     def declared(self, asked: Mapping[str, Any]) -> int:
-        total = sum(self._json(value) for name in _DECLARED if (value := asked.get(name)))
-        for name in ("tools", "functions"):
-            tools = asked.get(name)
-            if tools:
-                total += _TOOL_PROMPT + _PER_TOOL * (len(tools) if isinstance(tools, Sequence) else 1)
+        total = 0
+        for name in _DECLARED:
+            value = asked.get(name)
+            if value:
+                total += self._json(value)
+                if name in _TOOLS:
+                    total += _TOOL_PROMPT + _PER_TOOL * (len(value) if isinstance(value, Sequence) else 1)
         return total
 
     def _part(self, part: Mapping[str, Any]) -> int:

@@ -22,23 +22,23 @@ _GROW: Final = (
 
 
 class Texts:
-    """Bounds the texts of one prompt, the first of them exactly where the model's tokenizer is at hand."""
+    """Bounds the texts of one prompt with the model's tokenizer, the first of them exactly."""
 
     __slots__ = ("_encoding", "_left")
 
-    def __init__(self, encoding: tiktoken.Encoding | None) -> None:
+    def __init__(self, encoding: tiktoken.Encoding) -> None:
         """Begin a prompt.
 
         Args:
-            encoding: the model's tokenizer, None if it is not known or not loaded.
+            encoding: the model's tokenizer.
         """
         self._encoding = encoding
-        self._left = EXACT_BYTES if encoding is not None else 0
+        self._left = EXACT_BYTES
 
     def bound(self, text: str) -> int:
         """The most tokens that a text can have."""
         size = byte_bound(text)
-        if self._encoding is None or size > self._left:
+        if size > self._left:
             return size
         self._left -= size
         return len(self._encoding.encode_ordinary(text))

@@ -13,16 +13,25 @@ from langchain.agents.structured_output import ToolStrategy
 from langchain_core.callbacks import CallbackManager
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langchain_openai import OpenAI
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
-from runs_under_test import CALLS, OPEN, UTTERANCES, Engines, Models, budget, config, cost
+from runs_under_test import CALLS, OPEN, PRICE_IN, PRICE_OUT, UTTERANCES, Engines, Models, budget, config, cost
 
 from llm_budget_hooks import BudgetExceeded
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
 from llm_budget_hooks.testing import FakeProvider, Reply, ToolCall
 
 BARE: Any = {"callbacks": []}
+
+
+PRICES = {"gpt-3.5-turbo-instruct": {"input": PRICE_IN * 10**6, "output": PRICE_OUT * 10**6}}
+
+
+def _text_model(provider: FakeProvider, clients: dict[str, Any]) -> OpenAI:
+    options: dict[str, Any] = {"max_tokens": 50, "max_retries": 0, **clients}
+    return OpenAI(base_url=provider.base_url, api_key="test", model="gpt-3.5-turbo-instruct", **options)
 
 
 def _in_an_agents_tool(model: Any) -> Any:
@@ -121,15 +130,22 @@ def test_a_roots_run_id_that_is_used_again_is_an_utterance_of_its_own(
     assert provider.count == 2
 
 
-def test_a_run_id_in_use_twice_at_once_is_two_calls(engines: Engines, models: Models, provider: FakeProvider) -> None:
+@pytest.mark.parametrize("handlers", [1, 2])
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_run_id_in_use_twice_at_once_is_two_calls(
+    kind: str, handlers: int, engines: Engines, models: Models, provider: FakeProvider, clients: dict[str, Any]
+) -> None:
     provider.latency_s = 0.2
-    engine, model, id = engines({**CALLS, "limit": 3}, OPEN), models(), uuid4()
-    run = config(BudgetCallbackHandler(engine))
+    provider.next_replies(*[Reply(output_tokens=output) for output in (10, 20, 30)])
+    engine, id = engines({**CALLS, "limit": 3}, OPEN, prices=PRICES), uuid4()
+    model = models() if kind == "chat" else _text_model(provider, clients)
+    run = {**config(BudgetCallbackHandler(engine)), "run_id": id}
+    run["callbacks"] += [BudgetCallbackHandler(engine) for _ in range(handlers - 1)]
     with ThreadPoolExecutor(5) as pool:
-        asked = [pool.submit(model.invoke, "hi", {**run, "run_id": id}) for _ in range(5)]
+        asked = [pool.submit(model.invoke, "hi", {**run}) for _ in range(5)]
     assert sum(isinstance(each.exception(), BudgetRefused) for each in asked) == 2
     assert provider.count == budget(engine, "calls").spent == 3
-    assert budget(engine, "spend").spent >= 3 * cost(100, 20)
+    assert budget(engine, "spend").spent == cost(300, 60)
     assert not budget(engine, "open").reserved
 
 
