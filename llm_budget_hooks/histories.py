@@ -7,8 +7,8 @@ half a minute, and adds the runs that it settles itself.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -30,8 +30,12 @@ Runs = tuple[tuple[int, int], ...]
 
 def p90(values: Sequence[int]) -> int | None:
     """The nearest-rank 90th percentile, at rank ceil(0.9 n); None of fewer than five values."""
+    return _ranked(sorted(values))
+
+
+def _ranked(values: Sequence[int]) -> int | None:
     count = len(values)
-    return sorted(values)[(9 * count + 9) // 10 - 1] if count >= FEWEST else None
+    return values[(9 * count + 9) // 10 - 1] if count >= FEWEST else None
 
 
 @lru_cache(maxsize=8192)
@@ -52,14 +56,49 @@ def answer_key(tenant: str, feature: str) -> str:
     return digest("a", tenant, feature)
 
 
-@dataclass(slots=True)
 class _Known:
-    """One history: when it was read, its runs, and their percentile, which is right until `until_ms`."""
+    """One history: when it was read, its runs in order with their values by size, and their percentile.
 
-    read_s: float
-    runs: Runs
-    p90: int | None = None
-    until_ms: int = -1
+    The percentile is right until `until_ms`, when the oldest run leaves it. Runs and values are put in place as one
+    pair, so that threads that add at once may lose a run but never disagree.
+    """
+
+    __slots__ = ("p90", "read_s", "state", "until_ms")
+
+    def __init__(self, read_s: float, runs: Runs) -> None:
+        self.read_s = read_s
+        self.state: tuple[Runs, list[int]] = (runs, [])
+        self.p90: int | None = None
+        self.until_ms = -1
+
+    @property
+    def count(self) -> int:
+        """How many runs are known."""
+        return len(self.state[0])
+
+    def add(self, run: tuple[int, int]) -> None:
+        """Add a run, in place of the first one if there are enough."""
+        runs, values = self.state
+        if len(values) != len(runs):  # they were never sorted
+            self.state = ((*runs, run), values)
+            self.until_ms = -1
+            return
+        values = values.copy()
+        insort(values, run[1])
+        if len(runs) >= SAMPLES:
+            del values[bisect_left(values, runs[0][1])]
+            runs = runs[1:]
+        self.state = ((*runs, run), values)
+        self.p90 = _ranked(values)
+        self.until_ms = min(self.until_ms, run[0] + HISTORY_MS)
+
+    def renew(self, since_ms: int) -> None:
+        """Leave out the runs that ended at an instant or before it."""
+        runs = tuple([run for run in self.state[0][-SAMPLES:] if run[0] > since_ms])
+        values = sorted([value for _, value in runs])
+        self.state = (runs, values)
+        self.p90 = _ranked(values)
+        self.until_ms = min(runs)[0] + HISTORY_MS if runs else 2**53
 
 
 class Histories:
@@ -87,8 +126,7 @@ class Histories:
         """Add a run that this process has settled to a history that it knows."""
         known = self._known.get(key)
         if known is not None:
-            known.runs = (*known.runs[-(SAMPLES - 1) :], (at_ms, value))
-            known.until_ms = -1
+            known.add((at_ms, value))
 
     def forget(self, marks: Mapping[str, int]) -> None:
         """Leave out, from now on, the runs of some steps that ended before an instant or at it."""
@@ -109,14 +147,9 @@ class Histories:
         if known is None:
             return None
         if now_ms >= known.until_ms:
-            since = max(now_ms - HISTORY_MS, self._forgotten.get(step, 0))
-            runs: Sequence[tuple[int, int]] = known.runs
-            if runs and min(runs)[0] <= since:
-                runs = [run for run in runs if run[0] > since]
-            known.p90 = p90([value for _, value in runs])
-            known.until_ms = min(runs)[0] + HISTORY_MS if runs else 2**53
+            known.renew(max(now_ms - HISTORY_MS, self._forgotten.get(step, 0)))
         return known.p90
 
 
 def _is_old(known: _Known, now_s: float) -> bool:
-    return now_s - known.read_s > (KNOWN_S if len(known.runs) >= FEWEST else YOUNG_S)
+    return now_s - known.read_s > (KNOWN_S if known.count >= FEWEST else YOUNG_S)

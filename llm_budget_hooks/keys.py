@@ -5,22 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import unicodedata
-from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
 DEFAULT_TENANT: Final = "default"
+_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 def digest(*parts: str) -> str:
     """Twenty letters that stand for a list of texts, whatever is in them; other lists have others."""
-    hashed = blake2b(digest_size=15)
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        hashed.update(b"%d:" % len(encoded))
-        hashed.update(encoded)
-    return urlsafe_b64encode(hashed.digest()).decode()
+    encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
+    joined = b"".join([b"%d:%b" % (len(part), part) for part in encoded])
+    return b2a_base64(blake2b(joined, digest_size=15).digest(), newline=False).translate(_URL_SAFE).decode()
 
 
 def normalised(text: str | None) -> str:
