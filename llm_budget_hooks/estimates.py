@@ -8,7 +8,7 @@ from five runs on, and ``bound``; with fewer the bound if the caller gave `max_o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
 from llm_budget_hooks.models import Basis, Call, EstimateMode
@@ -93,22 +93,29 @@ def _priced(
     call: Call, price: Priced, mode: EstimateMode, step: StepBudget, inputs: int, output_p90: int | None
 ) -> tuple[int, Basis]:
     """The bound, or what the step's history or its budget says where that is less or there is no bound."""
-    outputs, bound = call.max_output_tokens, None
-    asked: dict[str, Any] = {
-        "writes_cache": call.writes_cache, "service_tier": call.service_tier, "audio": call.audio,
-    }  # fmt: skip
+    outputs = call.max_output_tokens
     if outputs is None and mode == "bound":
         outputs = _largest(call, price.max_output_tokens, "output")
-    if outputs is not None:
-        bound = price.bound_nusd(inputs, outputs, **asked)
-    if mode == "bound" or (mode == "auto" and output_p90 is None and bound is not None):
-        return bound or 0, "bound"
-    basis: Basis = "step"
-    if output_p90 is None:
-        guess = price.input_nusd(inputs, **asked) + step.nusd
-    else:
-        guess, basis = price.bound_nusd(inputs, output_p90, **asked), "p90"
-    return (bound, "bound") if bound is not None and bound <= guess else (guess, basis)
+    if outputs is not None and (mode == "bound" or _at_most(outputs, output_p90, mode)):
+        return _bound_nusd(call, price, inputs, outputs), "bound"
+    if output_p90 is not None:
+        return _bound_nusd(call, price, inputs, output_p90), "p90"
+    guess = step.nusd + price.input_nusd(
+        inputs, writes_cache=call.writes_cache, service_tier=call.service_tier, audio=call.audio
+    )
+    bound = _bound_nusd(call, price, inputs, outputs) if outputs is not None else None
+    return (bound, "bound") if bound is not None and bound <= guess else (guess, "step")
+
+
+def _at_most(outputs: int, output_p90: int | None, mode: EstimateMode) -> bool:
+    return mode == "auto" if output_p90 is None else outputs <= output_p90
+
+
+def _bound_nusd(call: Call, price: Priced, inputs: int, outputs: int) -> int:
+    if call.writes_cache or call.audio or call.service_tier is not None:
+        asked = {"writes_cache": call.writes_cache, "audio": call.audio}
+        return price.bound_nusd(inputs, outputs, service_tier=call.service_tier, **asked)
+    return price.bound_nusd(inputs, outputs)
 
 
 def tokens(

@@ -13,10 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from llm_budget_hooks.keys import digest
-from llm_budget_hooks.transitions.records import HISTORY_MS, SAMPLES
-
-FEWEST: Final = 5
-"""How many runs there have to be."""
+from llm_budget_hooks.transitions.records import FEWEST, HISTORY_MS, SAMPLES
 
 KNOWN_S: Final = 30.0
 """How long what was read is used."""
@@ -143,12 +140,20 @@ class Histories:
             step: the step whose history it is, empty for answers.
             now_ms: the store's time.
         """
+        return self.known(key, step, now_ms)[0]
+
+    def known(self, key: str, step: str, now_ms: int) -> tuple[int | None, bool]:
+        """The percentile as `p90` gives it, and whether what is known of the history is old."""
         known = self._known.get(key)
         if known is None:
-            return None
+            return None, True
         if now_ms >= known.until_ms:
-            known.renew(max(now_ms - HISTORY_MS, self._forgotten.get(step, 0)))
-        return known.p90
+            known.renew(self.since_ms(step, now_ms))
+        return known.p90, _is_old(known, self._clock_s())
+
+    def since_ms(self, step: str, now_ms: int) -> int:
+        """The instant after which a run counts."""
+        return max(now_ms - HISTORY_MS, self._forgotten.get(step, 0))
 
 
 def _is_old(known: _Known, now_s: float) -> bool:

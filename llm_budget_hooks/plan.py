@@ -51,7 +51,9 @@ class _Compiled:
     """The lines of one kind of call, and their shape for as long as no window ends."""
 
     lines: tuple[_Line, ...]
-    parts: tuple[tuple[str, int, str], ...] = ()
+    parts: tuple[tuple[int, str], ...] = ()
+    meters: tuple[int, ...] = ()
+    price: Price | None = None
     shape: Shape = field(default_factory=lambda: Shape(()))
     from_ms: int = 0
     until_ms: int = 0
@@ -62,17 +64,31 @@ class _Compiled:
     user: bool = False
     bound: bool = False
     ceiling: bool = False
+    answer: bool = False
 
     @property
     def learns(self) -> bool:
         """Whether a history tells what such a call costs, or what it adds to an answer."""
         return self.ceiling or not self.bound
 
+    def keys(self, hashes: tuple[str, str], utterance: str) -> tuple[str, ...]:
+        """The accounts of a call; an answer has none outside of an utterance."""
+        ids = ("", *hashes, utterance)
+        if utterance or not self.answer:
+            return tuple([ids[scope] + tail for scope, tail in self.parts])
+        return tuple([ids[scope] + tail if scope < 3 else "" for scope, tail in self.parts])
+
+    def scopes(self, hashes: tuple[str, str]) -> tuple[str, ...]:
+        """The indexes that a hold of such a call is in, the narrowest first."""
+        if self.user:
+            return (hashes[1], hashes[0], "") if self.tenant else (hashes[1], "")
+        return (hashes[0], "") if self.tenant else ("",)
+
     def at(self, now_ms: int) -> _Compiled:
         if self.from_ms <= now_ms < self.until_ms:
             return self
         bounds = [line.window.bounds(now_ms) for line in self.lines if line.window and line.kind == Kind.CALENDAR]
-        parts = tuple((line.prefix, line.scope, line.suffix(now_ms)) for line in self.lines)
+        parts = tuple((line.scope, line.prefix + line.suffix(now_ms)) for line in self.lines)
         shape = Shape(tuple(line.rule(now_ms) for line in self.lines))
         start = max((b[0] for b in bounds), default=-MAX_AMOUNT)
         end = min((b[1] for b in bounds), default=MAX_AMOUNT)
@@ -91,7 +107,6 @@ class Plan:
         price: the model's price, None if it is not known.
         histories: those that the call's end adds to: of output tokens, of the step's cost and of the answer's; empty
             where none is kept.
-        unread: histories that have to be read before the plan is what it should be.
     """
 
     command: Reserve
@@ -100,7 +115,6 @@ class Plan:
     basis: Basis
     price: Price | None
     histories: tuple[str, str, str] | None = None
-    unread: tuple[str, ...] = ()
 
 
 class Planner:
@@ -125,6 +139,7 @@ class Planner:
         self._lines: dict[str, tuple[tuple[_Line, ...], int]] = {}
         self._limits: Mapping[str, Mapping[str, tuple[int, int]]] = {}
         self._seen_ms = 0
+        self._identified = policy.missing_identity == "deny"
         self.histories = Histories()
         self.revision = 0
         budgets = [*policy.budgets, *(budget for tenant in policy.tenants.values() for budget in tenant.budgets)]
@@ -158,38 +173,50 @@ class Planner:
             ConfigurationError: the estimate is above what one call may be.
         """
         tenant, user = normalised(call.tenant), normalised(call.user)
-        if self.policy.missing_identity == "deny" and not (tenant and user):
+        if self._identified and not (tenant and user):
             raise unidentified()
         tenant = tenant or DEFAULT_TENANT
         self._seen_ms = now_ms
         compiled = self._compile(tenant, call.feature, call.model, now_ms)
         hashes = identity(tenant, user)
         utterance = digest("a", tenant, user, call.utterance) if call.utterance else ""
-        price = None if actual is not None else self.price(call.model)
-        kept = None
-        if compiled.learns and actual is None:
-            kept = self._histories(call, compiled, tenant, price)
-        guess = self.histories.p90(kept[0], call.step or call.model, now_ms) if kept and kept[0] else None
+        price, kept, guess = None, None, None
+        read, since_ms = "", MAX_AMOUNT
         if actual is None:
+            price = compiled.price
+            if price is not None and price.changes:
+                price = self.price(call.model)
+            if compiled.learns:
+                kept = self._histories(call, compiled, tenant, price)
+                if kept[0]:
+                    step = call.step or call.model
+                    guess, old = self.histories.known(kept[0], step, now_ms)
+                    if old:
+                        read = kept[0]
+                        since_ms = self.histories.since_ms(step, now_ms) if guess is None else MAX_AMOUNT
             nusd, tokens, basis = self._estimate(call, compiled, price, guess)
         else:
             (nusd, tokens), basis = actual, "actual"
         amounts = self._amounts(call, compiled, price, nusd, tokens, actual, guess)
-        id = call.id if call.id is not None else IDS.next()
-        key = call.model if price is None else price.model
-        note = call.model if key == call.model else f"{call.model}\n{key}"
-        if self.terms.outbox_max:
-            source = "amount" if actual else basis
-            note = run_facts(
-                tenant, user, call.utterance, call.feature, call.step, call.model, nusd, source, key
-            )
+        if call.id is None:
+            id = held = IDS.next()
+            content = _MADE_UP
+        else:
+            id, held, content = call.id, hold_key(call.id), _content(call, tenant, user)
         command = Reserve(
-            hold_key(id), _MADE_UP if call.id is None else _content(call, tenant, user), compiled.shape,
-            _keys(compiled, hashes, utterance), amounts, _scopes(compiled, hashes), utterance, self.terms,
-            compiled.from_ms, compiled.until_ms, mode, note, None, self.revision,
+            held, content, compiled.shape, compiled.keys(hashes, utterance), amounts, compiled.scopes(hashes),
+            utterance, self.terms, compiled.from_ms, compiled.until_ms, mode,
+            self._note(call, tenant, user, nusd, "amount" if actual else basis, price), None, self.revision,
+            "", read, since_ms,
         )  # fmt: skip
-        unread = self.histories.unread(kept[:1]) if kept and kept[0] else ()
-        return Plan(command, id, nusd, basis, price, kept, unread)
+        return Plan(command, id, nusd, basis, price, kept)
+
+    def _note(self, call: Call, tenant: str, user: str, nusd: int, basis: Basis, price: Price | None) -> str:
+        """What the hold tells of the call: all that the ledger wants, where there is one."""
+        key = call.model if price is None else price.model
+        if self.terms.outbox_max:
+            return run_facts(tenant, user, call.utterance, call.feature, call.step, call.model, nusd, basis, key)
+        return key if key == call.model else f"{call.model}\n{key}"
 
     def _histories(
         self, call: Call, compiled: _Compiled, tenant: str, price: Price | None
@@ -215,8 +242,8 @@ class Planner:
         compiled = self._summary(sorted(lines, key=self._report_order)).at(now_ms)
         hashes, utterance = identity(tenant, user), digest("a", tenant, user, call.utterance or "")
         command = Reserve(
-            "", "", compiled.shape, _keys(compiled, hashes, utterance), (1,) * len(lines),
-            _scopes(compiled, hashes), utterance, self.terms, compiled.from_ms, min(compiled.until_ms, until_ms),
+            "", "", compiled.shape, compiled.keys(hashes, utterance), (1,) * len(lines),
+            compiled.scopes(hashes), utterance, self.terms, compiled.from_ms, min(compiled.until_ms, until_ms),
             Mode.ENTER, "", None, self.revision,
         )  # fmt: skip
         return Plan(command, "", 0, "bound", None)
@@ -228,9 +255,9 @@ class Planner:
         lines = tuple(line for line in self._of(name, now_ms)[0] if line.budget.scope in scopes)
         compiled = self._summary(lines).at(now_ms)
         hashes = identity(name, normalised(user))
-        keys = _keys(compiled, hashes, "")
+        keys = compiled.keys(hashes, "")
         command = Read(
-            compiled.shape, keys, _scopes(compiled, hashes), self.terms, "", compiled.from_ms, compiled.until_ms
+            compiled.shape, keys, compiled.scopes(hashes), self.terms, "", compiled.from_ms, compiled.until_ms
         )
         return command, lines
 
@@ -247,7 +274,7 @@ class Planner:
         lines = self.answer_lines(tenant, feature)
         compiled = self._summary(lines).at(0)
         key, hashes = digest("a", name, who, utterance), identity(name, who)
-        command = Read(compiled.shape, _keys(compiled, hashes, key), _scopes(compiled, hashes), self.terms, key)
+        command = Read(compiled.shape, compiled.keys(hashes, key), compiled.scopes(hashes), self.terms, key)
         return command, lines
 
     def price(self, model: str) -> Price | None:
@@ -309,6 +336,7 @@ class Planner:
             self._compiled.clear()
         compiled = self._summary(lines).at(now_ms)
         compiled.until_ms = min(compiled.until_ms, until_ms)
+        compiled.price = self.price(model)
         self._compiled[key] = compiled
         return compiled
 
@@ -318,12 +346,14 @@ class Planner:
         modes |= {self.policy.estimate} if modes else set()
         return _Compiled(
             found,
+            meters=tuple(line.meter for line in found),
             usd=any(line.meter == Meter.USD for line in found),
             tokens=any(line.meter == Meter.TOKENS for line in found),
             own_modes=any(line.budget.estimate is not None for line in found),
             tenant=any(line.scope == 1 for line in found),
             user=any(line.scope >= 2 for line in found),
             bound=modes <= {"bound"},
+            answer=any(line.scope == 3 for line in found),
             ceiling=any(line.scope == 3 and line.meter == Meter.USD for line in found),
         )
 
@@ -377,7 +407,7 @@ class Planner:
         if compiled.own_modes and actual is None:
             return tuple(self._amount(call, line, price, nusd, tokens, guess) for line in compiled.lines)
         by_meter = (0, nusd, tokens, 1, 1, 1)
-        return tuple([by_meter[line.meter] for line in compiled.lines])
+        return tuple([by_meter[meter] for meter in compiled.meters])
 
     def _amount(
         self, call: Call, line: _Line, price: Price | None, nusd: int, tokens: int, guess: int | None
@@ -424,19 +454,6 @@ def _line(budget: Budget, zone: str) -> _Line:
     print8 = digest("b", budget.name, budget.scope, budget.meter, window.key if window else "")[:8]
     meter, scope = _METERS[budget.meter], _SCOPES[budget.scope]
     return _Line(budget, window, meter, int(kind), scope, budget.limit_units, f".{print8}")
-
-
-def _keys(compiled: _Compiled, hashes: tuple[str, str], utterance: str) -> tuple[str, ...]:
-    ids = ("", hashes[0], hashes[1], utterance)
-    return tuple(
-        [f"{ids[scope]}{prefix}{suffix}" if scope < 3 or utterance else "" for prefix, scope, suffix in compiled.parts]
-    )
-
-
-def _scopes(compiled: _Compiled, hashes: tuple[str, str]) -> tuple[str, ...]:
-    if compiled.user:
-        return (hashes[1], hashes[0], "") if compiled.tenant else (hashes[1], "")
-    return (hashes[0], "") if compiled.tenant else ("",)
 
 
 def _content(call: Call, tenant: str, user: str) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stores_under_test import Awaited, all_stores, blocking
 
 from llm_budget_hooks.transitions import (
+    MAX_AMOUNT,
     Balances,
     Ending,
     Finish,
@@ -74,9 +75,10 @@ steps = st.one_of(
     st.tuples(
         st.just("reserve"), st.integers(0, 6), st.sampled_from(range(len(SHAPES))), tenants, users, amounts,
         st.sampled_from(["", "x", "y"]), st.sampled_from(["c", "d"]), st.sampled_from([*Mode, Mode.HOLD, Mode.HOLD]),
+        st.sampled_from(["", "", "k"]), st.sampled_from([MAX_AMOUNT, T0, T0 + 3_000]),
     ),
     st.tuples(
-        st.just("finish"), st.integers(0, 6), st.sampled_from([*Ending]), amounts, *[st.booleans()] * 3
+        st.just("finish"), st.integers(0, 6), st.sampled_from([*Ending]), amounts, *[st.booleans()] * 4
     ),
     st.tuples(st.just("wait"), st.sampled_from([1, 9_999, 10_000, 10_001, 70_000, 200_000, 400_000, 600_000, 950_000])),
     st.tuples(st.just("orphans")),
@@ -96,7 +98,7 @@ def keys_of(shape: tuple[int, ...], tenant: str, user: str, utterance: str) -> t
 
 def command_of(step: Any, now: int, held: dict[str, Any]) -> Any:
     if step[0] == "reserve":
-        _, number, which, tenant, user, amount, utterance, content, mode = step
+        _, number, which, tenant, user, amount, utterance, content, mode, history, since = step
         shape = SHAPES[which]
         by_meter = {Meter.USD: amount, Meter.TOKENS: amount * 3}
         values = tuple(by_meter.get(Meter(RULES[at].meter), 1) for at in shape)
@@ -104,14 +106,15 @@ def command_of(step: Any, now: int, held: dict[str, Any]) -> Any:
             "" if mode == Mode.CHECK else f"h{number}", content, Shape(tuple(RULES[at] for at in shape)),
             keys_of(shape, tenant, user, utterance), values, (tenant + user, tenant, ""),
             f"{tenant}{user}{utterance}" if utterance else "", TERMS, T0, T0 + DAY, mode, "model", now,
-            actual=f"journal {amount}" if mode == Mode.REPLAY else "",
+            actual=f"journal {amount}" if mode == Mode.REPLAY else "", history=history, since_ms=since,
         )  # fmt: skip
     if step[0] == "finish":
-        _, number, ending, amount, final, carried, bury = step
+        _, number, ending, amount, final, carried, bury, sampled = step
         id = f"h{number}"
         return Finish(
             id, ending, TERMS, amount if final else None, amount * 2 if final and amount % 2 else None, final,
             held.get(id) if carried else None, bury, now, place=f"journal {amount}" if bury and carried else "",
+            samples=(("k", amount), ("l", 7)) if sampled else (),
         )  # fmt: skip
     return Orphans(TERMS, now_ms=now)
 

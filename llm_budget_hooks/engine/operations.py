@@ -97,7 +97,7 @@ class Operations(Answers):
             plan = self._planner.plan(call, self._store.now_ms() if given is None else given)
         except BudgetExceeded:
             return None
-        if plan.unread or (plan.histories is not None and plan.histories[1] and self._begins(call, scope)):
+        if plan.histories is not None and plan.histories[1] and self._begins(call, scope):
             return None
         plan.command.now_ms = given
         return call, scope, plan
@@ -129,7 +129,8 @@ class Operations(Answers):
         return (yield from self._decided(call, scope, plan, answer))
 
     def _decided(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Steps[Reservation]:
-        if answer.verdict in (Verdict.STALE, Verdict.CLOCK):
+        if answer.verdict in (Verdict.STALE, Verdict.CLOCK, Verdict.LEARN):
+            self._learnt(plan, answer)
             return (yield from self._reserve(call))
         if answer.verdict == Verdict.DUPLICATE:
             yield from self._as_held(plan, answer)
@@ -141,6 +142,8 @@ class Operations(Answers):
 
     def _held(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Reservation:
         reservation = Reservation(call, plan, answer)
+        if answer.runs is not None:
+            self._learnt(plan, answer)
         if scope is not None:
             scope.begin(reservation.id, plan.estimate_nusd)
         if self._trail.observers:

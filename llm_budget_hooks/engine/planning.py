@@ -180,17 +180,15 @@ class Planning:
                 yield from self._refuse_killed(call)
             plan = self._plan(call, now, mode, actual, text)
             try:
-                if plan.unread:
-                    yield from self._learn(plan.unread)
-                    plan = self._plan(call, now, mode, actual, text)
                 answer: Reserved = yield plan.command
             except BaseException as error:  # noqa: BLE001 - what it means is decided there
                 return plan, self._unreached(plan, error)
             if self._outage.active:
                 self._restored()
+            self._learnt(plan, answer)
             if answer.verdict == Verdict.STALE:
                 yield from self._refresh()
-            elif answer.verdict != Verdict.CLOCK:
+            elif answer.verdict not in (Verdict.CLOCK, Verdict.LEARN):
                 return plan, answer
             now = answer.now_ms
         raise StoreUnavailable("The store's clock moves faster than a call can be planned. Nothing is held.")
@@ -269,6 +267,11 @@ class Planning:
         """Read histories that are not known."""
         answer: Sampled = yield Samples(keys, now_ms=self._given_ms())
         self._planner.histories.put(keys, answer.runs)
+
+    def _learnt(self, plan: Plan, answer: Reserved) -> None:
+        """Take note of the history that the store has read along."""
+        if answer.runs is not None:
+            self._planner.histories.put((plan.command.history,), (answer.runs,))
 
     def _bury(self, plan: Plan) -> None:
         """A hold may have been taken though its answer never came: it is released with a later operation."""

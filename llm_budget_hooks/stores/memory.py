@@ -11,7 +11,7 @@ import threading
 import time
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -33,48 +33,6 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class _Deadlines:
-    """The open holds of one scope by deadline. Ended ones stay in the list until there are too many."""
-
-    __slots__ = ("live", "sorted", "start")
-
-    def __init__(self) -> None:
-        self.live: dict[str, int] = {}
-        self.sorted: list[tuple[int, str]] = []
-        self.start = 0
-
-    def add(self, id: str, deadline_ms: int) -> None:
-        entry = (deadline_ms, id)
-        if not self.sorted or entry >= self.sorted[-1]:
-            self.sorted.append(entry)
-        else:
-            insort(self.sorted, entry, lo=self.start)
-        self.live[id] = deadline_ms
-
-    def discard(self, id: str) -> None:
-        self.live.pop(id, None)
-        if self.start > 1024:
-            del self.sorted[: self.start]
-            self.start = 0
-        if len(self.sorted) - self.start > 2 * len(self.live) + 64:
-            self.sorted = sorted((deadline, id) for id, deadline in self.live.items())
-            self.start = 0
-
-    def first(self, limit: int) -> list[tuple[int, str]]:
-        """See `Cells.first`."""
-        found: list[tuple[int, str]] = []
-        at, entries, live, last = self.start, self.sorted, self.live, None
-        while at < len(entries) and len(found) < limit:
-            deadline, id = entries[at]
-            if live.get(id) == deadline and entries[at] != last:
-                last = entries[at]
-                found.append(last)
-            elif not found:
-                self.start = at + 1
-            at += 1
-        return found
-
-
 class MemoryCells:
     """The records of a namespace as plain Python objects, changed in place."""
 
@@ -84,7 +42,9 @@ class MemoryCells:
         self._old: list[tuple[int, str]] = []
         self._holds: dict[str, Hold] = {}
         self._ended: deque[tuple[int, str]] = deque()
-        self._scopes: dict[str, _Deadlines] = {"": _Deadlines()}
+        self._scopes: dict[str, dict[str, int]] = {"": {}}
+        self._due = self._mixed_until = 0
+        self._latest = 0
         self._orphans: dict[str, int] = {}
         self._entries: dict[str, list[tuple[int, int, int]]] = {}
         self._revision = 0
@@ -142,34 +102,45 @@ class MemoryCells:
 
     def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
         """See `Cells.enter`."""
+        if deadline_ms >= self._latest:
+            self._latest = deadline_ms
+        else:
+            self._mixed_until = self._latest
+        if deadline_ms < self._due:
+            self._due = deadline_ms
+        known = self._scopes
         for scope in scopes:
-            index = self._scopes.get(scope)
-            if index is None:
-                index = self._scopes[scope] = _Deadlines()
-            index.add(id, deadline_ms)
+            if scope in known:
+                known[scope][id] = deadline_ms
+            else:
+                known[scope] = {id: deadline_ms}
 
     def leave(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:  # noqa: ARG002 - the contract's
         """See `Cells.leave`."""
+        known = self._scopes
         for scope in scopes:
-            index = self._scopes.get(scope)
+            index = known.get(scope)
             if index is not None:
-                index.discard(id)
-                if scope and not index.live:
-                    del self._scopes[scope]
+                index.pop(id, None)
+                if scope and not index:
+                    del known[scope]
 
     def first(self, scope: str, limit: int) -> list[tuple[int, str]]:
         """See `Cells.first`."""
-        index = self._scopes.get(scope)
-        return index.first(limit) if index is not None else []
+        index = self._scopes.get(scope, {})
+        if self._mixed_until:
+            found = heapq.nsmallest(limit, zip(index.values(), index, strict=True))
+        else:
+            found = sorted(_leading(index, limit))[:limit]
+        if not scope:
+            self._due = found[0][0] if found else MAX_AMOUNT
+            if self._due > self._mixed_until:
+                self._mixed_until = 0
+        return found
 
     def due_at(self) -> int:
-        """See `Cells.due_at`."""
-        entries = self._scopes[""]
-        sorted_, at = entries.sorted, entries.start
-        if at < len(sorted_) and entries.live.get(sorted_[at][1]) == sorted_[at][0]:
-            return sorted_[at][0]
-        first = entries.first(1)
-        return first[0][0] if first else MAX_AMOUNT
+        """See `Cells.due_at`; a deadline of a hold that has ended since may be taken for it once more."""
+        return self._due
 
     def expired(self, id: str, until_ms: int) -> None:
         """See `Cells.expired`."""
@@ -248,6 +219,16 @@ class MemoryCells:
             if hold is not None and hold.state != State.OPEN and hold.until_ms <= now_ms:
                 del self._holds[id]
                 self._orphans.pop(id, None)
+
+
+def _leading(index: dict[str, int], limit: int) -> Iterator[tuple[int, str]]:
+    """The first holds of an index that is in the order of deadlines, with all that are due when the last of them is."""
+    last = -1
+    for at, (id, deadline) in enumerate(index.items()):
+        if at >= limit and deadline != last:
+            return
+        last = deadline
+        yield deadline, id
 
 
 class MemoryStore:

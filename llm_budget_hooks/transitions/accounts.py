@@ -6,7 +6,7 @@ from typing import Any
 
 from llm_budget_hooks.transitions import rolling
 from llm_budget_hooks.transitions.cells import Cells
-from llm_budget_hooks.transitions.commands import MAX_AMOUNT, Hold, Kind, Rule, Terms
+from llm_budget_hooks.transitions.commands import MAX_AMOUNT, Kind, Rule, Terms
 
 GAUGE_TTL_MS = 2 * 86_400_000
 
@@ -35,19 +35,15 @@ def roll(cells: Cells, key: str, log: rolling.Log, rule: Rule, now: int) -> None
         cells.change(key, log)
 
 
-def take(cells: Cells, key: str, rule: Rule, account: Any, amount: int, kept: bool, terms: Terms, now: int) -> None:
-    """Put an amount into an account that is up to now: as spent if it is kept, else as reserved."""
-    if rule.kind == _ROLLING:
-        if kept:
-            enter(cells, key, account, rule, now, amount, terms, now)
-        else:
-            account.reserved = min(account.reserved + amount, MAX_AMOUNT)
-            cells.save(key, account, expiry(rule, 0, terms, now))
-        return
-    at = 0 if kept else 1
-    total = account[at] + amount
-    account[at] = total if total < MAX_AMOUNT else MAX_AMOUNT
-    cells.save(key, account, rule.until_ms or expiry(rule, account[2], terms, now))
+def log_take(
+    cells: Cells, key: str, rule: Rule, log: rolling.Log, amount: int, kept: bool, terms: Terms, now: int
+) -> None:
+    """Put an amount into a rolling account that is up to now: as spent if it is kept, else as reserved."""
+    if kept:
+        enter(cells, key, log, rule, now, amount, terms, now)
+    else:
+        log.reserved = min(log.reserved + amount, MAX_AMOUNT)
+        cells.save(key, log, expiry(rule, 0, terms, now))
 
 
 def enter(
@@ -69,32 +65,23 @@ def enter(
     cells.save(key, log, until)
 
 
-def replace(cells: Cells, hold: Hold, at: int, account: Any, freed: int, spent: int, terms: Terms, now: int) -> int:
-    """In one account of a hold, free what was reserved and add to what is spent, if its window is still known.
-
-    Returns:
-        what is spent in the account now, 0 if its window is gone.
-    """
-    rule, key, start = hold.shape.rules[at], hold.keys[at], hold.starts[at]
-    kind = rule.kind
-    if kind == _ROLLING:
-        log = account if account is not None else rolling.Log()
-        roll(cells, key, log, rule, now)
-        log.reserved = max(log.reserved - freed, 0)
-        enter(cells, key, log, rule, hold.created_ms, spent, terms, now)
-        return log.total
-    if account is None:
-        account = [0, 0, start]
-    elif (kind in (_FIXED, _ANSWER)) and account[2] != start:
-        return 0
-    until = rule.until_ms or expiry(rule, start, terms, now)
-    if now >= until:
-        return 0
-    booked, reserved = account[0] + spent, account[1] - freed
-    account[0] = booked = 0 if booked < 0 else booked if booked < MAX_AMOUNT else MAX_AMOUNT
-    account[1] = reserved if reserved > 0 else 0
-    cells.save(key, account, until)
-    return booked
+def log_end(
+    cells: Cells,
+    key: str,
+    rule: Rule,
+    known: rolling.Log | None,
+    freed: int,
+    spent: int,
+    created_ms: int,
+    terms: Terms,
+    now: int,
+) -> int:
+    """In a rolling account, free what a hold reserved and book what it spent; what is spent there now."""
+    log = known if known is not None else rolling.Log()
+    roll(cells, key, log, rule, now)
+    log.reserved = max(log.reserved - freed, 0)
+    enter(cells, key, log, rule, created_ms, spent, terms, now)
+    return log.total
 
 
 def prolong(cells: Cells, hold: Hold, terms: Terms, now: int) -> None:

@@ -176,6 +176,9 @@ class Reserve:
         note: a short text that `Orphans` gives back, and that goes into the outbox when the hold ends.
         now_ms: the time, where the caller's clock rules; else None.
         revision: the number of the settings that it was planned with; the answer is ``STALE`` if it is another now.
+        history: one that is to be read along, empty for none.
+        since_ms: where it is believed to have under `FEWEST` runs after this instant; if it has so many, the answer is
+            ``LEARN``.
         actual: for a charge, what goes into the outbox beside the note; for a replay, its journal and its number in it.
     """
 
@@ -194,6 +197,8 @@ class Reserve:
     now_ms: int | None = None
     revision: int = 0
     actual: str = ""
+    history: str = ""
+    since_ms: int = MAX_AMOUNT
 
 
 class Verdict(IntEnum):
@@ -211,6 +216,8 @@ class Verdict(IntEnum):
     """The store's time is outside the time planned for: plan again with `now_ms`."""
     STALE = 6
     """The store's settings are others: ask for them and plan again."""
+    LEARN = 7
+    """The history has runs enough to estimate by: plan again with `runs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +254,7 @@ class Reserved:
         failures: the rules that said no, in order.
         state: how the hold ended, for ``ENDED``.
         spent: for a charge, what is spent in each account now.
+        runs: of the history that was to be read, when each ended and its value; None where it was not.
     """
 
     verdict: int
@@ -258,6 +266,7 @@ class Reserved:
     failures: tuple[Failure, ...] = ()
     state: int = 0
     spent: tuple[int, ...] = ()
+    runs: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llm_budget_hooks.transitions import reading, records, rolling
-from llm_budget_hooks.transitions.accounts import current, prolong, replace, roll, take
+from llm_budget_hooks.transitions.accounts import current, expiry, log_end, log_take, prolong, roll
 from llm_budget_hooks.transitions.cells import Cells
 from llm_budget_hooks.transitions.commands import (
+    MAX_AMOUNT,
     SWEEP_LIMIT,
     Balances,
     Ended,
@@ -65,6 +66,8 @@ EMPTY = Shape(())
 _USD, _TOKENS, _CALLS, _UTTERANCES, _IN_FLIGHT = (int(m) for m in Meter)
 _CALENDAR, _FIXED, _ROLLING, _ANSWER, _GAUGE = (int(k) for k in Kind)
 _OPEN, _EXPIRED, _RELEASED, _CHARGED, _SETTLED = (int(s) for s in State)
+_STARTED = (_FIXED, _ANSWER)
+_NOTHING_SPENT = (_OPEN, _RELEASED)
 _KINDS = ("open", "expired", "released", "charged", "settled")
 
 
@@ -87,18 +90,24 @@ def reserve(cells: Cells, command: Reserve, now: int) -> Reserved:
     mode = command.mode
     if mode == Mode.REPLAY and not records.advance(cells, command.actual, now):
         return Reserved(Verdict.ENDED, now, state=_SETTLED)
-    known = cells.hold(command.id)
-    if known is not None and (known.state == _OPEN or now < known.until_ms):
-        return _again(command, known, now)
+    hold = cells.hold(command.id)
+    if hold is not None and (hold.state == _OPEN or now < hold.until_ms):
+        return _again(command, hold, now)
     if mode != Mode.REPLAY and cells.revision() != command.revision:
         return Reserved(Verdict.STALE, now)
     if mode != Mode.REPLAY and not command.from_ms <= now < command.until_ms:
         return Reserved(Verdict.CLOCK, now)
     amounts = list(command.amounts)
-    utterance = None
-    if command.utterance:
-        utterance, *accounts = cells.load((command.utterance, *command.keys))
-        utterance = _utterance(command, amounts, utterance, now)
+    utterance, runs = None, None
+    if command.utterance or command.history:
+        history = f"y:{command.history}" if command.history else ""
+        utterance, known, *accounts = cells.load((command.utterance, history, *command.keys))
+        if history:
+            runs = tuple(known.runs) if known is not None else ()
+            if sum([at_ms > command.since_ms for at_ms, _ in runs]) >= records.FEWEST:
+                return Reserved(Verdict.LEARN, now, runs=runs)
+        if command.utterance:
+            utterance = _utterance(command, amounts, utterance, now)
     else:
         accounts = cells.load(command.keys)
     starts = [0] * len(amounts)
@@ -107,7 +116,9 @@ def reserve(cells: Cells, command: Reserve, now: int) -> Reserved:
         return Reserved(Verdict.REFUSED, now, failures=tuple(failures))
     if mode == Mode.CHECK:
         return Reserved(Verdict.ADMITTED, now)
-    return _admit(cells, command, amounts, accounts, starts, utterance, now)
+    answer = _admit(cells, command, amounts, accounts, starts, utterance, now)
+    answer.runs = runs
+    return answer
 
 
 def _again(command: Reserve, hold: Hold, now: int) -> Reserved:
@@ -231,13 +242,23 @@ def _admit(
 ) -> Reserved:
     terms, keys, mode = command.terms, command.keys, command.mode
     charged = mode > Mode.HOLD
+    save = cells.save
     for at, rule in enumerate(command.shape.rules):
-        if rule.until_ms and now >= rule.until_ms:
+        kind, until = rule.kind, rule.until_ms
+        if until and now >= until:
             continue
         if charged and rule.meter == _IN_FLIGHT:
             amounts[at] = 0
-        if (amounts[at] or rule.kind == _FIXED or rule.kind == _ANSWER) and keys[at]:
-            take(cells, keys[at], rule, accounts[at], amounts[at], charged or rule.kept, terms, now)
+        key, amount, account = keys[at], amounts[at], accounts[at]
+        if not key or not (amount or kind in _STARTED):
+            continue
+        if kind == _ROLLING:
+            log_take(cells, key, rule, account, amount, charged or rule.kept, terms, now)
+            continue
+        side = 0 if charged or rule.kept else 1
+        total = account[side] + amount
+        account[side] = total if total < MAX_AMOUNT else MAX_AMOUNT
+        save(key, account, until or expiry(rule, account[2], terms, now))
     if utterance is not None:
         hits = [base(k) for k, r in zip(keys, command.shape.rules, strict=True) if r.meter == _UTTERANCES]
         utterance[1] = now
@@ -322,10 +343,9 @@ def _settle(cells: Cells, command: Finish, hold: Hold, now: int) -> Finished:
         spent = _end(cells, command.id, hold, _CHARGED, None, None, command.terms, now, command.actual)
         return Finished(Ended.SETTLED, now, 0, False, _CHARGED, spent)
     spent = _end(
-        cells, command.id, hold, _SETTLED, command.cost_nusd, command.tokens, command.terms, now, command.actual
-    )
-    for key, value in command.samples:
-        records.add_sample(cells, key, value, now)
+        cells, command.id, hold, _SETTLED, command.cost_nusd, command.tokens, command.terms, now, command.actual,
+        command.samples,
+    )  # fmt: skip
     return Finished(Ended.SETTLED if was == _OPEN else Ended.LATE, now, 0, False, _SETTLED, spent)
 
 
@@ -346,14 +366,17 @@ def _end(
     terms: Terms,
     now: int,
     actual: str = "",
+    samples: tuple[tuple[str, int], ...] = (),
 ) -> tuple[int, ...]:
     """Move a hold into an ended state: in each account what was booked so far gives way to the actual.
 
     Returns:
         what is spent in each account now, 0 where nothing was changed.
     """
-    keys, rules, was = hold.keys, hold.shape.rules, hold.state
-    accounts = cells.load(keys)
+    keys, rules, was, save = hold.keys, hold.shape.rules, hold.state, cells.save
+    accounts = cells.load((*keys, *[f"y:{key}" for key, _ in samples]) if samples else keys)
+    for (key, value), known in zip(samples, accounts[len(keys) :], strict=True):
+        records.put_sample(cells, key, known, value, now)
     spent = [0] * len(keys)
     for at, held in enumerate(hold.held):
         rule = rules[at]
@@ -363,10 +386,24 @@ def _end(
         target = 0 if gauge else cost_nusd if rule.meter == _USD else tokens
         if target is None:
             target = held
-        before = 0 if gauge or was in (_OPEN, _RELEASED) else held
         freed = held if was == _OPEN else 0
-        if freed or target != before:
-            spent[at] = replace(cells, hold, at, accounts[at], freed, target - before, terms, now)
+        more = target if gauge or was in _NOTHING_SPENT else target - held
+        if not freed and not more:
+            continue
+        account, key, kind, start = accounts[at], keys[at], rule.kind, hold.starts[at]
+        if kind == _ROLLING:
+            spent[at] = log_end(cells, key, rule, account, freed, more, hold.created_ms, terms, now)
+            continue
+        if account is None:
+            account = [0, 0, start]
+        elif kind in _STARTED and account[2] != start:
+            continue
+        until = rule.until_ms or expiry(rule, start, terms, now)
+        if now < until:
+            total, left = account[0] + more, account[1] - freed
+            spent[at] = account[0] = 0 if total < 0 else total if total < MAX_AMOUNT else MAX_AMOUNT
+            account[1] = left if left > 0 else 0
+            save(key, account, until)
     if was == _OPEN:
         cells.leave(id, hold.scopes, hold.deadline_ms)
     elif was == _EXPIRED:

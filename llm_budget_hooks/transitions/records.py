@@ -7,6 +7,9 @@ from typing import Final
 
 from llm_budget_hooks.transitions.cells import Cells
 
+FEWEST: Final = 5
+"""How many runs there have to be to estimate by."""
+
 SAMPLES: Final = 20
 """How many runs a history keeps."""
 
@@ -192,10 +195,14 @@ def settings(cells: Cells, command: Settings, now: int) -> SettingsNow:
 
 def add_sample(cells: Cells, key: str, value: int, now: int) -> None:
     """Add a run to a history."""
-    name = f"y:{key}"
-    cell = cells.load((name,))[0]
-    runs = (cell.runs if cell is not None else [])[-(SAMPLES - 1) :]
-    cells.save(name, History([*runs, (now, value)]), now + HISTORY_MS)
+    put_sample(cells, key, cells.load((f"y:{key}",))[0], value, now)
+
+
+def put_sample(cells: Cells, key: str, cell: History | None, value: int, now: int) -> None:
+    """Add a run to a history whose cell is at hand."""
+    runs = cell.runs[-(SAMPLES - 1) :] if cell is not None else []
+    runs.append((now, value))
+    cells.save(f"y:{key}", History(runs), now + HISTORY_MS)
 
 
 def advance(cells: Cells, place: str, now: int) -> bool:

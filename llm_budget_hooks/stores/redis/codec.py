@@ -32,7 +32,7 @@ from llm_budget_hooks.transitions import (
     Verdict,
 )
 
-_TWELVE: Final = Struct("<dddddddddddd")
+_THIRTEEN: Final = Struct("<ddddddddddddd")
 _ELEVEN: Final = Struct("<ddddddddddd")
 _SCOPES: Final = {"global": 0, "tenant": 1, "user": 2, "answer": 2}
 _RULE: Final = Struct("<BBBddd")
@@ -111,14 +111,15 @@ def _strings(texts: tuple[str, ...]) -> bytes:
 
 def _encode_reserve(command: Reserve) -> tuple[bytes | str, ...]:
     terms, scopes = command.terms, command.scopes
-    numbers = _TWELVE.pack(
+    numbers = _THIRTEEN.pack(
         -1 if command.now_ms is None else command.now_ms, command.from_ms, command.until_ms, terms.timeout_ms,
         terms.remember_ms, terms.utterance_timeout_ms, terms.utterance_max_calls, terms.exact_entries, command.mode,
-        len(scopes), command.revision, terms.outbox_max,
+        len(scopes), command.revision, terms.outbox_max, command.since_ms,
     )  # fmt: skip
     note = command.note if "\0" not in command.note else command.note.replace("\0", "?")
     amounts = _doubles(len(command.amounts)).pack(*command.amounts)
-    texts = (command.content, note, *scopes, *command.keys, command.id, command.utterance, command.actual)
+    last = (command.id, command.utterance, command.actual, command.history)
+    texts = (command.content, note, *scopes, *command.keys, *last)
     return numbers, shape_of(command.shape), amounts, _strings(texts)
 
 
@@ -232,12 +233,21 @@ def _decode_reserve(command: Reserve, reply: bytes) -> Reserved:
         held = _whole(reply, _ADMITTED.size, count)
         starts = _whole(reply, _ADMITTED.size + 8 * count, count)
         charged = count if command.mode in (Mode.CHARGE, Mode.FORCE) else 0
-        spent = _whole(reply, _ADMITTED.size + 16 * count, charged)
-        return Reserved(verdict, int(now), int(created), int(deadline), held, starts, spent=spent)
+        at = _ADMITTED.size + 16 * count
+        spent = _whole(reply, at, charged)
+        read = command.history and command.mode != Mode.CHECK and verdict == Verdict.ADMITTED
+        runs = _runs(reply, at + 8 * charged) if read else None
+        return Reserved(verdict, int(now), int(created), int(deadline), held, starts, spent=spent, runs=runs)
     if verdict == Verdict.REFUSED:
         return Reserved(verdict, int(now), failures=tuple(map(_failure, _FAILURE.iter_unpack(reply[_HEAD.size :]))))
     state = reply[_HEAD.size] if verdict == Verdict.ENDED else State.OPEN
-    return Reserved(verdict, int(now), state=state)
+    runs = _runs(reply, _HEAD.size) if verdict == Verdict.LEARN else None
+    return Reserved(verdict, int(now), state=state, runs=runs)
+
+
+def _runs(reply: bytes, at: int) -> tuple[tuple[int, int], ...]:
+    numbers = _whole(reply, at, (len(reply) - at) // 8)
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _failure(row: tuple[float, ...]) -> Failure:

@@ -3,35 +3,42 @@
 -- KEYS[1]  the namespace's root
 -- ARGV[1]  now (-1: the server's time), from and until (the time the keys are right for), timeout, remember,
 --          utterance timeout, calls of one utterance, entries kept singly, mode (-1 replay, 0 hold, 1 check,
---          2 charge, 3 force, 4 enter), number of scopes, the settings' number, most rows in the stream (0: there is none);
---          packed doubles, times in ms
+--          2 charge, 3 force, 4 enter), number of scopes, the settings' number, most rows in the stream (0: there is none),
+--          the instant after which the history is believed to have under five runs; packed doubles, times in ms
 -- ARGV[2]  the rules, in the order in which refusals are reported
 -- ARGV[3]  the amount for each, packed doubles
 -- ARGV[4]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance,
---          what goes into the stream beside the note when this is a charge, a journal and a number when it is a replay
+--          what goes into the stream beside the note when this is a charge, a journal and a number when it is a replay;
+--          the history that is to be read along, or empty
 --
 -- Returns a packed verdict byte and the time, then the id at the very end:
---   0 admitted: created, deadline, per rule what is held, per rule its window's start; for a charge, what is spent
+--   0 admitted: created, deadline, per rule what is held, per rule its window's start; for a charge, what is spent;
+--     then the history's runs: at, value
 --   2 duplicate: created, deadline
 --   1 refused: per rule that said no: its place from 0, spent, reserved, requested, busy, resets, retry
 --   3 conflict   4 ended: its state   5 clock: the time is outside from..until   6 stale: the settings are others
+--   7 learn: the history has five runs or more: at, value of each
 
 local T, from, until_, mode, m, revision = {}, nil, nil, nil, nil, nil
-local given
-given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.utterance_max, T.exact, mode, m, revision, T.outbox = unpack_('<dddddddddddd', ARGV[1])
+local given, since
+given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.utterance_max, T.exact, mode, m, revision, T.outbox, since = unpack_('<ddddddddddddd', ARGV[1])
 local now = time_of(given)
 local shape = ARGV[2]
 local n = #shape / 27
-local names = {unpack_(string.rep('s', 5 + m + n), ARGV[4])}
-local id, utterance, actual = names[3 + m + n], names[4 + m + n], names[5 + m + n]
+local names = {unpack_(string.rep('s', 6 + m + n), ARGV[4])}
+local id, utterance, actual, history = names[3 + m + n], names[4 + m + n], names[5 + m + n], names[6 + m + n]
 local function key_of(i) return names[2 + m + i] end
 local scopes = {}
 for s = 3, 2 + m do scopes[#scopes + 1] = names[s] end
 
 sweep(scopes, T, now)
 
-local wanted = {root .. 'h:' .. id, root .. 'u:' .. utterance, root .. 'r'}
-for i = 1, n do wanted[3 + i] = root .. 'a:' .. key_of(i) end
+local wanted = {root .. 'h:' .. id, root .. 'r'}
+for i = 1, n do wanted[2 + i] = root .. 'a:' .. key_of(i) end
+if utterance ~= '' or history ~= '' then
+  wanted[3 + n] = root .. 'u:' .. utterance
+  wanted[4 + n] = history ~= '' and root .. 'y:' .. history or nil
+end
 local found = call('MGET', unpack(wanted))
 
 local replay = mode == -1
@@ -42,18 +49,28 @@ if known then
   if known.state ~= OPEN then return pack('<BdB', 4, now, known.state) .. id end
   return pack('<Bddd', 2, now, known.created, known.deadline) .. id
 end
-if not replay and tonumber(found[3] or 0) ~= revision then return pack('<Bd', 6, now) .. id end
+if not replay and tonumber(found[2] or 0) ~= revision then return pack('<Bd', 6, now) .. id end
 if not replay and (now < from or now >= until_) then return pack('<Bd', 5, now) .. id end
+
+local runs = history ~= '' and found[4 + n] or ''
+if since < MAX_AMOUNT then
+  local fewest = 5
+  for at = 1, #runs, 16 do
+    if unpack_('<d', runs, at) > since then fewest = fewest - 1 end
+  end
+  if fewest <= 0 then return pack('<Bd', 7, now) .. runs .. id end
+end
 
 local began, calls, hits = 0, 0, ''
 if utterance ~= '' then
   began = now
-  if found[2] then
-    local start, last, count = unpack_('<ddd', found[2])
+  local cell = found[3 + n]
+  if cell then
+    local start, last, count = unpack_('<ddd', cell)
     if now - last > T.utterance_timeout or count >= T.utterance_max then
       began = max(now, start + 1)
     else
-      began, calls, hits = start, count, string.sub(found[2], 25)
+      began, calls, hits = start, count, string.sub(cell, 25)
     end
   end
 end
@@ -96,7 +113,7 @@ end
 
 for i = 1, n do
   local r = 6 * (i - 1)
-  local kind, raw, spent, held, start = rules[r + 2], found[3 + i], 0, 0, 0
+  local kind, raw, spent, held, start = rules[r + 2], found[2 + i], 0, 0, 0
   if rules[r + 1] == UTTERANCES and hits ~= '' and string.find(hits, string.match(key_of(i), '^[^:]*') .. ' ', 1, true) then
     amounts[i] = 0
   end
@@ -136,7 +153,7 @@ for i = 1, n do
       local at = (kept and kind ~= ROLLING or not kept and kind == ROLLING) and 1 or 2
       account[at] = min(account[at] + amounts[i], MAX_AMOUNT)
       local raw = kind == ROLLING and log_text(account) or pack('<ddd', account[1], account[2], starts[i])
-      call('SET', wanted[3 + i], raw, 'PX', ttl)
+      call('SET', wanted[2 + i], raw, 'PX', ttl)
     end
   end
 end
@@ -146,11 +163,11 @@ if utterance ~= '' then
     local base = string.match(key_of(i), '^[^:]*') .. ' '
     if rules[6 * (i - 1) + 1] == UTTERANCES and not string.find(hits, base, 1, true) then hits = hits .. base end
   end
-  call('SET', wanted[2], pack('<ddd', began, now, mode == 4 and calls or calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
+  call('SET', wanted[3 + n], pack('<ddd', began, now, mode == 4 and calls or calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
 end
 
 local numbers = doubles(amounts, n) .. doubles(starts, n)
-if mode == 4 then return pack('<Bddd', 0, now, now, now) .. numbers .. id end
+if mode == 4 then return pack('<Bddd', 0, now, now, now) .. numbers .. runs .. id end
 local h = {
   state = OPEN, created = now, deadline = now + T.timeout, timeout = T.timeout, cost = -1, tokens = -1, until_ = 0,
   n = n, m = m, shape = shape, names = names,
@@ -165,7 +182,7 @@ if mode >= 2 then
   write_hold(id, h, T.remember)
 else
   enter(id, h)
-  local texts = string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - #actual - 3)
+  local texts = string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - #actual - #history - 4)
   write_hold(id, h, T.timeout + UNSWEPT, numbers, texts)
 end
-return pack('<Bddd', 0, now, now, now + T.timeout) .. numbers .. spent .. id
+return pack('<Bddd', 0, now, now, now + T.timeout) .. numbers .. spent .. runs .. id
