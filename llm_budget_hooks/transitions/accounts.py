@@ -6,7 +6,7 @@ from typing import Any
 
 from llm_budget_hooks.transitions import rolling
 from llm_budget_hooks.transitions.cells import Cells
-from llm_budget_hooks.transitions.commands import MAX_AMOUNT, Kind, Rule, Terms
+from llm_budget_hooks.transitions.commands import MAX_AMOUNT, Hold, Kind, Rule, Terms
 
 GAUGE_TTL_MS = 2 * 86_400_000
 
