@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import llm_budget_hooks
-from llm_budget_hooks.cli.opened import engine_of, mistakes_told
+from llm_budget_hooks.cli.opened import engine_of, mistakes_told, trail_of
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.presets import PRESETS
 
@@ -318,8 +318,8 @@ def refusals(
         from llm_budget_hooks.cli import trail
 
         names = {"tenant": tenant, "user": user, "feature": feature, "code": code}
-        with engine_of(store, policy, preset, ledger) as engine:
-            trail.refusals(engine, _asked(names, since, until, after, limit, as_json))
+        with trail_of(store, policy, preset, ledger) as kept:
+            trail.refusals(kept, _asked(names, since, until, after, limit, as_json))
 
 
 @app.command()
@@ -340,8 +340,8 @@ def events(
     with mistakes_told():
         from llm_budget_hooks.cli import trail
 
-        with engine_of(store, policy, preset, ledger) as engine:
-            trail.events(engine, _asked({"tenant": tenant, "name": name}, since, until, after, limit, as_json))
+        with trail_of(store, policy, preset, ledger) as kept:
+            trail.events(kept, _asked({"tenant": tenant, "name": name}, since, until, after, limit, as_json))
 
 
 @app.command()
@@ -362,14 +362,17 @@ def runs(
     ledger: Ledger = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what calls cost, the latest first."""
+    """Show what calls cost, the latest first.
+
+    The ledger is enough. With a policy, what the store has not given to the ledger yet is brought there first.
+    """
     with mistakes_told():
         from llm_budget_hooks.cli import trail
 
         names = {"tenant": tenant, "user": user, "feature": feature}
         names |= {"step": step, "model": model, "utterance": utterance}
-        with engine_of(store, policy, preset, ledger) as engine:
-            trail.runs(engine, _asked(names, since, until, after, limit, as_json))
+        with trail_of(store, policy, preset, ledger) as kept:
+            trail.runs(kept, _asked(names, since, until, after, limit, as_json))
 
 
 @app.command()

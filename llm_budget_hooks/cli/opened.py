@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import BudgetError, ConfigurationError, PriceUnknown
+from llm_budget_hooks.errors import BudgetError, ConfigurationError, PriceUnknown, StoreUnavailable
 from llm_budget_hooks.models import Policy
 
 FINDING = 1
 WRONG_USE = 2
+_NO_LEDGER = "Which ledger? Name it with --ledger, or set LLM_BUDGET_LEDGER."
+_log = logging.getLogger("llm_budget_hooks")
 
 
 @contextmanager
@@ -81,12 +84,33 @@ def ledger_of(url: str | None) -> Any:
 
     found = url or os.environ.get("LLM_BUDGET_LEDGER")
     if not found:
-        raise ConfigurationError("Which ledger? Name it with --ledger, or set LLM_BUDGET_LEDGER.")
+        raise ConfigurationError(_NO_LEDGER)
     ledger = Ledger.open(found)
     named = make_url(found)
     if named.get_backend_name() == "sqlite" and not Path(named.database or "").is_file():
         raise ConfigurationError(f"There is no ledger at {named.database}.")
     return ledger
+
+
+@contextmanager
+def trail_of(store: str | None, policy: Path | None, preset: str | None, ledger: str | None) -> Iterator[Any]:
+    """The ledger to read. With a policy, what its store still has for the ledger is brought there first.
+
+    Raises:
+        ConfigurationError: there is no ledger, or something in the policy or the URLs is wrong.
+    """
+    if policy is None and preset is None and not os.environ.get("LLM_BUDGET_POLICY"):
+        with closing(ledger_of(ledger)) as kept:
+            yield kept
+        return
+    with engine_of(store, policy, preset, ledger) as engine:
+        if engine.ledger is None:
+            raise ConfigurationError(_NO_LEDGER)
+        try:
+            engine.flush()
+        except StoreUnavailable as error:
+            _log.warning("What is not in the ledger yet is not shown: %s", error)
+        yield engine.ledger
 
 
 def print_json(values: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,10 +14,7 @@ from rich.table import Table
 
 from llm_budget_hooks.admin.rows import EventRow, RefusalRow, RunRow
 from llm_budget_hooks.cli.opened import print_json, printable
-from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
-
-_log = logging.getLogger("llm_budget_hooks")
+from llm_budget_hooks.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -41,34 +37,28 @@ class Asked:
     as_json: bool
 
 
-def refusals(engine: BudgetEngine, asked: Asked) -> None:
+def refusals(ledger: Ledger, asked: Asked) -> None:
     """Print who was turned away, by which budget."""
     columns = ("at (UTC)", "code", "budget", "tenant", "user", "model", "asked for", "times")
-    _show(engine, "refusals", asked, RefusalRow.of, columns, _refusal)
+    _show(ledger, "refusals", asked, RefusalRow.of, columns, _refusal)
 
 
-def events(engine: BudgetEngine, asked: Asked) -> None:
+def events(ledger: Ledger, asked: Asked) -> None:
     """Print what happened that is no call."""
-    _show(engine, "events", asked, EventRow.of, ("at (UTC)", "event", "tenant", "by", "text"), _event)
+    _show(ledger, "events", asked, EventRow.of, ("at (UTC)", "event", "tenant", "by", "text"), _event)
 
 
-def runs(engine: BudgetEngine, asked: Asked) -> None:
+def runs(ledger: Ledger, asked: Asked) -> None:
     """Print what calls cost."""
     columns = ("at (UTC)", "status", "tenant", "user", "step", "model", "cost", "tokens")
-    _show(engine, "runs", asked, RunRow.of, columns, _run)
+    _show(ledger, "runs", asked, RunRow.of, columns, _run)
 
 
 def _show(
-    engine: BudgetEngine, what: str, asked: Asked, row_of: Callable[[Any], BaseModel], columns: Sequence[str],
+    ledger: Ledger, what: str, asked: Asked, row_of: Callable[[Any], BaseModel], columns: Sequence[str],
     cells: Callable[[Any], Sequence[str]],
 ) -> None:  # fmt: skip
-    if engine.ledger is None:
-        raise ConfigurationError(f"Where are the {what} kept? Name the --ledger, or set LLM_BUDGET_LEDGER.")
-    try:
-        engine.flush()
-    except StoreUnavailable as error:
-        _log.warning("What is not in the ledger yet is not shown: %s", error)
-    page = getattr(engine.ledger, what)(
+    page = getattr(ledger, what)(
         **asked.names, since=asked.since, until=asked.until, after=asked.after, limit=asked.limit
     )
     rows = [row_of(item) for item in page.items]

@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from llm_budget_hooks.cli.opened import FINDING, print_json
+from llm_budget_hooks.cli.opened import FINDING, print_json, say
 from llm_budget_hooks.ledger import Ledger
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.whatif import Share, WhatIf, whatif
@@ -40,12 +40,22 @@ def run(
     span = [None if at is None else at if at.tzinfo else at.replace(tzinfo=zone) for at in (since, until)]
     with _progress(quiet=as_json) as progress:
         found = whatif(ledger, policy, since=span[0], until=span[1], tenant=tenant, progress=progress)
+    off = _switched_off(policy)
     if as_json:
-        print_json(_figures(found))
+        print_json(_figures(found) | {"off": off})
     else:
         _show(found, Console())
+        for name in off:
+            say(f"{name} refuses nobody: a limit of 0 switches it off.")
     if found.refused:
         raise typer.Exit(FINDING)
+
+
+def _switched_off(policy: Policy) -> list[str]:
+    """The budgets with a limit of 0, a tenant's own after its name."""
+    own = [(f"{tenant}.{budget.name}", budget) for tenant, rules in policy.tenants.items() for budget in rules.budgets]
+    named = [(budget.name, budget) for budget in policy.budgets]
+    return [name for name, budget in (*named, *own) if not budget.limit_units]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
-from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.ledger import Ledger, every
 from llm_budget_hooks.models import Call, Policy, Usage, instant
 from llm_budget_hooks.models.trail import Event, Run
@@ -48,10 +48,11 @@ def whatif(
         progress: is told how many calls are replayed, and how many there are.
 
     Raises:
-        ConfigurationError: the policy or the ledger's URL is wrong.
+        ConfigurationError: the policy, the span or the ledger's URL is wrong.
         LedgerUnavailable: the ledger cannot be read.
     """
     rules = Policy.load(policy)
+    _check_span(since, until)
     if isinstance(ledger, Ledger):
         return _replayed(ledger, rules, since, until, tenant, progress)
     opened = Ledger.open(ledger)
@@ -59,6 +60,14 @@ def whatif(
         return _replayed(opened, rules, since, until, tenant, progress)
     finally:
         opened.close()
+
+
+def _check_span(since: datetime | None, until: datetime | None) -> None:
+    for name, at in (("since", since), ("until", until)):
+        if at is not None and at.tzinfo is None:
+            raise ConfigurationError(f"{name} has no time zone: {at}")
+    if since is not None and until is not None and since >= until:
+        raise ConfigurationError(f"a span is a first instant and a later one, not {since} to {until}")
 
 
 def _replayed(
@@ -247,7 +256,7 @@ def _days_of(zone: str) -> Window:
 
 def _call(run: Run, asked: _Asked | None) -> Call:
     return Call(
-        model=run.model, tenant=run.tenant, user=run.user or None, feature=run.feature or None, step=run.step,
-        utterance=run.utterance if asked is not None else None, amount=to_decimal(run.estimate_nusd),
+        model=run.model or "unknown", tenant=run.tenant, user=run.user or None, feature=run.feature or None,
+        step=run.step, utterance=run.utterance if asked is not None else None, amount=to_decimal(run.estimate_nusd),
         input_tokens=run.input_tokens, max_output_tokens=run.output_tokens,
     )  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Policy, Usage
 from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.models.trail import Entry, run_actual, run_facts
 from llm_budget_hooks.whatif import WhatIf, whatif
 
 BEGAN = datetime(2026, 11, 1, 9, tzinfo=UTC)
@@ -248,6 +249,23 @@ def test_a_wrong_policy_is_told_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="unknown key"):
         whatif(f"sqlite:///{tmp_path / 'none.db'}", {"budget": []})
     assert not (tmp_path / "none.db").exists()
+
+
+def test_a_span_that_is_none_is_a_mistake(traffic: Traffic) -> None:
+    with pytest.raises(ConfigurationError, match="a first instant and a later one"):
+        traffic.under(USER_DAY, since=BEGAN, until=BEGAN)
+    with pytest.raises(ConfigurationError, match="until has no time zone"):
+        traffic.under(USER_DAY, until=BEGAN.replace(tzinfo=None))
+
+
+def test_a_run_that_names_no_model_is_replayed_like_any_other(traffic: Traffic) -> None:
+    traffic.call("0.90")
+    traffic.engine.flush()
+    facts = run_facts("acme", "u1", None, None, None, "", 900_000_000, "bound")
+    at_ms = round(traffic.now.timestamp() * 1000) + 1
+    assert traffic.engine.ledger is not None
+    traffic.engine.ledger.write([Entry(99, at_ms, "settled", "other", "", facts, run_actual(None, 900_000_000))])
+    assert [one.saved for one in traffic.under(USER_DAY).refused] == [Decimal("0.9")]
 
 
 def test_a_policy_of_a_preset_is_replayed_too(traffic: Traffic) -> None:

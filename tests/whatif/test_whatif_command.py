@@ -76,6 +76,33 @@ def test_a_span_is_of_the_policys_zone(kept: str, tmp_path: Path) -> None:
     assert (nobody.exit_code, nobody.stdout) == (0, "The ledger has no calls in this span.\n")
 
 
+def test_a_budget_that_is_off_is_named(kept: str, tmp_path: Path) -> None:
+    own = f'{POLICY}[[tenants.zeta.budgets]]\nname = "user-day"\nscope = "user"\nlimit = "$0"\nwindow = "day"\n'
+    (tmp_path / "off.toml").write_text(own.replace("$1", "$0"), encoding="utf-8")
+    done = llm_budget("whatif", tmp_path / "off.toml", "--ledger", kept)
+    assert done.stdout.splitlines()[1:] == [
+        "user-day refuses nobody: a limit of 0 switches it off.",
+        "zeta.user-day refuses nobody: a limit of 0 switches it off.",
+    ]
+    told = llm_budget("whatif", tmp_path / "off.toml", "--ledger", kept, "--json")
+    assert json.loads(told.stdout)["off"] == ["user-day", "zeta.user-day"]
+
+
+def test_a_span_that_ends_before_it_begins_is_a_mistake(kept: str, tmp_path: Path) -> None:
+    backwards = ("--since", "2026-11-03", "--until", "2026-11-01")
+    done = llm_budget("whatif", tmp_path / "tight.toml", "--ledger", kept, *backwards)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a first instant and a later one" in done.stderr
+
+
+def test_the_runs_are_shown_without_a_policy(kept: str, monkeypatch: Any) -> None:
+    monkeypatch.delenv("LLM_BUDGET_POLICY", raising=False)
+    done = llm_budget("runs", "--ledger", kept, "--json", "--limit", "2")
+    assert (done.exit_code, [row["cost"] for row in json.loads(done.stdout)["items"]]) == (0, ["0.4", "0.4"])
+    monkeypatch.delenv("LLM_BUDGET_LEDGER", raising=False)
+    assert "Which ledger?" in llm_budget("runs").stderr
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
