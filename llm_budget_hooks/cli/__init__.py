@@ -169,21 +169,22 @@ def doctor(
     store: Store = None,
     policy: Policy = None,
     preset: Preset = None,
+    ledger: Ledger = None,
     hooks: Annotated[
         bool, typer.Option(help="Make LiteLLM and LangChain refuse a call, at a provider on loopback.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """See whether this installation really stops calls: versions, policy, store, clock, hooks.
+    """See whether this installation really stops calls: versions, policy, store, clock, ledger, hooks.
 
     The store is tried in a namespace of its own. The hooks are made to refuse calls and to let some in, at a provider
     on loopback that counts what reaches it. The exit code is 1 if something warns or fails.
     """
     with mistakes_told():
         from llm_budget_hooks.cli.doctor import run
-        from llm_budget_hooks.cli.opened import policy_of, store_of
+        from llm_budget_hooks.cli.opened import ledger_url, policy_of, store_of
 
-        run(store_of(store), policy_of(policy, preset), hooks, as_json)
+        run(store_of(store), policy_of(policy, preset), ledger_url(ledger), hooks, as_json)
 
 
 @app.command()

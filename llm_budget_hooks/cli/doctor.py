@@ -20,7 +20,7 @@ from llm_budget_hooks.cli.opened import FINDING, print_json
 from llm_budget_hooks.cli.servers import Server
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetError
-from llm_budget_hooks.models import Call, Policy
+from llm_budget_hooks.models import Call, Policy, instant
 
 Verdict = Literal["ok", "warning", "failed", "left out"]
 _PACKAGES = ("litellm", "langchain-core", "langgraph", "pydantic", "redis")
@@ -38,21 +38,22 @@ class Result(NamedTuple):
     text: str
 
 
-def run(url: str, policy: Policy, hooks: bool, as_json: bool) -> None:
+def run(url: str, policy: Policy, ledger: str | None, hooks: bool, as_json: bool) -> None:
     """Look at everything, print what was found, and exit with 1 if something warns or fails.
 
     Args:
         url: of the store.
         policy: the rules.
+        ledger: URL of the ledger, None if there is none.
         hooks: whether to make the frameworks' hooks stop calls, which imports them.
         as_json: print JSON.
 
     Raises:
-        ConfigurationError: the URL names no store.
+        ConfigurationError: a URL names no store or no ledger.
     """
     results = []
     out = Console(soft_wrap=True, highlight=False)
-    for result in _looks(url, policy, hooks):
+    for result in _looks(url, policy, ledger, hooks):
         results.append(result)
         if not as_json:
             mark = (f"{result.verdict:9}", _COLORS[result.verdict])
@@ -63,7 +64,7 @@ def run(url: str, policy: Policy, hooks: bool, as_json: bool) -> None:
         raise typer.Exit(FINDING)
 
 
-def _looks(url: str, policy: Policy, hooks: bool) -> Iterator[Result]:
+def _looks(url: str, policy: Policy, ledger: str | None, hooks: bool) -> Iterator[Result]:
     yield Result("versions", "ok", _versions())
     found = in_policy(policy)
     text = "; ".join(f"{one.place}: {one.text}" for one in found) or f"{len(policy.budgets)} budgets"
@@ -75,6 +76,7 @@ def _looks(url: str, policy: Policy, hooks: bool) -> Iterator[Result]:
         yield _tried("balances", lambda: _round_trips(url, policy))
         if urlsplit(url).scheme in ("redis", "rediss"):
             yield from _server(url)
+    yield _ledger(ledger)
     if hooks:
         from llm_budget_hooks.cli.hooks import langchain_stops, litellm_stops
 
@@ -99,6 +101,25 @@ def _versions() -> str:
 
     own = f"llm_budget_hooks {llm_budget_hooks.__version__}, Python {platform.python_version()}"
     return ", ".join([own, *map(version, _PACKAGES)])
+
+
+def _ledger(url: str | None) -> Result:
+    """Begin to write and read; the tables are made where there are none, as an engine would."""
+    if url is None:
+        text = "none is named by --ledger or LLM_BUDGET_LEDGER: runs, refusals and events are kept nowhere"
+        return Result("ledger", "left out", text)
+    from llm_budget_hooks.ledger import Ledger, LedgerUnavailable
+
+    ledger = Ledger.open(url)
+    try:
+        ledger.write(())
+        last = ledger.runs(limit=1).items
+    except LedgerUnavailable as error:
+        return Result("ledger", "failed", str(error))
+    finally:
+        ledger.close()
+    newest = f"the last run is of {instant(last[0].at_ms):%Y-%m-%d %H:%M} UTC" if last else "there is no run yet"
+    return Result("ledger", "ok", f"can be written and read; {newest}")
 
 
 def _round_trips(url: str, policy: Policy) -> Result:

@@ -41,9 +41,10 @@ def engine_of(
     Raises:
         ConfigurationError: there is no policy, or something in it or in the URLs is wrong.
     """
-    if store is None and policy is None and preset is None and ledger is None:
+    given = (store, policy, preset, ledger) != (None,) * 4
+    if not given and os.environ.get("LLM_BUDGET_POLICY"):
         return BudgetEngine.from_env()
-    trail = ledger or os.environ.get("LLM_BUDGET_LEDGER") or None
+    trail = ledger_url(ledger)
     rules = policy_of(policy, preset).model_copy(update={"webhook": None})  # its secret is the service's
     return BudgetEngine.open(store_of(store), rules, ledger=trail)
 
@@ -51,6 +52,11 @@ def engine_of(
 def store_of(url: str | None) -> str:
     """The URL that an option names, or the environment, or else a file in this folder."""
     return url or os.environ.get("LLM_BUDGET_STORE") or "sqlite:///llm-budget.db"
+
+
+def ledger_url(url: str | None) -> str | None:
+    """The URL that an option names, or the environment; None if there is no ledger."""
+    return url or os.environ.get("LLM_BUDGET_LEDGER") or None
 
 
 def policy_of(path: Path | None, preset: str | None) -> Policy:
@@ -82,7 +88,7 @@ def ledger_of(url: str | None) -> Any:
 
     from llm_budget_hooks.ledger import Ledger
 
-    found = url or os.environ.get("LLM_BUDGET_LEDGER")
+    found = ledger_url(url)
     if not found:
         raise ConfigurationError(_NO_LEDGER)
     ledger = Ledger.open(found)

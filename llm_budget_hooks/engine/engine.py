@@ -328,7 +328,7 @@ class BudgetEngine(Administration):
         self._store.ask_again()
         self._outage.look()
         self.run(self._resend())
-        self._drained()
+        self._written()
 
     async def aflush(self) -> None:
         """Same as `flush`, awaited."""
@@ -337,7 +337,18 @@ class BudgetEngine(Administration):
         self._store.ask_again()
         self._outage.look()
         await self.arun(self._resend())
-        await _in_thread(self._drained)
+        await _in_thread(self._written)
+
+    def _written(self) -> None:
+        """Drain what waits for the ledger, once the store answers and what it had lost is back: a drain cannot wait."""
+        if self._trail.drain is None:
+            return
+        try:
+            self.run(self._refresh())
+        except StoreUnavailable as error:
+            _log.warning("The ledger is behind, and its rows wait: %s", error)
+        else:
+            self._drained()
 
     def _drained(self) -> None:
         if self._trail.drain is not None and not self._trail.drain.flush():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
+import pytest
 from postgres_server import PostgresServer
 
 from llm_budget_hooks import BudgetEngine, Call
@@ -48,3 +50,11 @@ def spend(engine: BudgetEngine, calls: int) -> None:
     call = Call(model="any", tenant="acme", user="u1", amount="0.02")
     for _ in range(calls):
         engine.settle(engine.reserve(call), cost="0.01")
+
+
+def test_an_engine_that_was_not_used_closes_at_once_on_an_empty_store(
+    shared_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    BudgetEngine.open(shared_url, POLICY, ledger=f"sqlite:///{tmp_path / 'ledger.db'}").close()
+    assert "behind" not in caplog.text
+    assert "not written" not in caplog.text

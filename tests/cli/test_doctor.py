@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import llm_budget
 
-from llm_budget_hooks import __version__
+from llm_budget_hooks import BudgetEngine, Call, Policy, __version__
 from llm_budget_hooks.testing import RedisServer
 
 START = "from llm_budget_hooks.cli import app; app()"
@@ -37,7 +38,7 @@ def test_hooks_that_stop_calls_are_seen_to_do_so(tmp_path: Path) -> None:
     code, found, errors = whole("--store", f"sqlite:///{tmp_path / 'b.db'}")
     assert {what: verdict for what, (verdict, _) in found.items()} == dict.fromkeys(
         ("versions", "policy", "balances", "LiteLLM", "LangChain"), "ok"
-    )
+    ) | {"ledger": "left out"}
     assert "blocking, awaited, streamed calls are stopped" in found["LiteLLM"][1]
     assert "invoked, awaited, streamed calls are stopped" in found["LangChain"][1]
     assert (code, errors) == (0, "")
@@ -86,9 +87,22 @@ def test_people_read_a_line_for_each(tmp_path: Path) -> None:
     policy = tmp_path / "budgets.toml"
     policy.write_text('[[budgets]]\nscope = "user"\nlimit = "$0.001"\nwindow = "day"\n', encoding="utf-8")
     done = llm_budget("doctor", "--store", "memory://", "--policy", policy, "--no-hooks")
-    lines = {line.split()[1]: line.split()[0] for line in done.out.splitlines()}
-    assert lines == {"versions": "ok", "policy": "warning", "store": "warning", "balances": "ok"}
+    lines = {line[9:24].strip(): line[:9].strip() for line in done.out.splitlines()}
+    assert lines == {"versions": "ok", "policy": "warning", "store": "warning", "balances": "ok", "ledger": "left out"}
     assert done.code == 1
+
+
+def test_a_ledger_is_written_and_read(tmp_path: Path) -> None:
+    store, ledger = f"sqlite:///{tmp_path / 'b.db'}", f"sqlite:///{tmp_path / 'l.db'}"
+    asked = ("doctor", "--store", store, "--preset", "zeno", "--no-hooks", "--json")
+    assert results(llm_budget(*asked, LLM_BUDGET_LEDGER=ledger).json)["ledger"][1].endswith("there is no run yet")
+    with BudgetEngine.open(store, Policy.preset("zeno"), ledger=ledger) as engine:
+        engine.charge(Call(model="any"), cost="0.1")
+    done = llm_budget(*asked, "--ledger", ledger)
+    assert (done.code, results(done.json)["ledger"][0]) == (0, "ok")
+    assert f"the last run is of {datetime.now(UTC):%Y-%m-}" in results(done.json)["ledger"][1]
+    away = llm_budget(*asked, "--ledger", "postgresql://nobody@127.0.0.1:1/none")
+    assert (away.code, results(away.json)["ledger"][0]) == (1, "failed")
 
 
 def test_wrong_use_is_one_sentence_and_exit_code_2() -> None:

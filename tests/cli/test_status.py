@@ -117,7 +117,7 @@ def test_it_reads_a_preset_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "LLM_BUDGET_POLICY is not set"),
+        ((), "llm-budget check --preset zeno --print > budgets.toml"),
         (("--user", "u1"), "--tenant"),
         (("--store", "sqlite:///x.db"), "Which policy"),
     ],
