@@ -92,6 +92,7 @@ def _usage(counts: dict[str, Any]) -> Any:
         completion_tokens_details=CompletionTokensDetailsWrapper(
             reasoning_tokens=counts.get("reasoning_tokens", 0),
             audio_tokens=counts.get("output_audio_tokens", 0),
+            image_tokens=counts.get("output_image_tokens", 0),
         ),
     )
 

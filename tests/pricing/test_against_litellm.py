@@ -32,6 +32,8 @@ CLASSES = {
     "reasoning_tokens": "output_cost_per_reasoning_token",
     "input_audio_tokens": "input_cost_per_audio_token",
     "output_audio_tokens": "output_cost_per_audio_token",
+    "input_image_tokens": "input_cost_per_image_token",
+    "output_image_tokens": "output_cost_per_image_token",
     "cached_audio_tokens": "cache_read_input_audio_token_cost",
     "cached_image_tokens": "cache_read_input_image_token_cost",
 }
@@ -59,6 +61,10 @@ def shapes(name: str) -> Iterator[Counts]:
     yield {**small, "input_audio_tokens": 400, "output_audio_tokens": 300}
     yield {**small, "cached_input_tokens": 700, "cached_audio_tokens": 500, "input_audio_tokens": 100}
     yield {**small, "cached_input_tokens": 700, "cached_image_tokens": 500}
+    if "input_cost_per_image_token" in source.entries()[name]:
+        yield {**small, "input_image_tokens": 400}
+    if "output_cost_per_image_token" in source.entries()[name]:
+        yield {**small, "output_image_tokens": 400}
     for tier in ("flex", "priority", "batch"):
         for size in (1000, 300_000):
             served: Counts = {"input_tokens": size, "output_tokens": 500, "service_tier": tier}
