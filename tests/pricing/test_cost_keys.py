@@ -17,7 +17,7 @@ UNREAD = {
     r"input_cost_per_image(_above_128k_tokens)?": "images sent, by the piece: a usage counts their tokens",
     r"output_cost_per_image_(0\.5K|[124]K|512|1024|1536)": "images made, by their size; the plain key is read",
     r"output_cost_per_second_(480p|720p|768p|1080p|2k|4k)": "film made, by its size; the plain key is read",
-    r"(input|output)_cost_per_video_(token|per_second)(_batches|_above_\w+)?": "film: charged as text; realtime and embedding models have it",
+    r"(input|output)_cost_per_video_(token|per_second)\w*": "film: charged as text; mostly embedding models",
     r"input_cost_per_audio_per_second(_above_128k_tokens)?": "sound sent to embeddings, by the second",
     r"(input|output)_cost_per_character(_above_128k_tokens)?": "letters of models that charge tokens now",
     r"input_cost_per_text_message": "xAI's realtime messages: a websocket that no hook sees",
