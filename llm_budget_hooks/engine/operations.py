@@ -261,8 +261,11 @@ class Operations(Answers):
         try:
             if self._outage.waiting:
                 yield from self._resend(1)
-            if self._outage.waiting and self._outage.keep(command, self.now_ms()):
-                return None
+            if self._outage.waiting:
+                if held is not None:
+                    command.hold = held.hold(self.now_ms(), self._planner.terms.timeout_ms)
+                if self._outage.keep(command, self.now_ms()):
+                    return None
             answer: Finished = yield command
             if self._outage.active:
                 self._restored()

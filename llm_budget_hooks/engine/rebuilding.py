@@ -3,8 +3,8 @@
 For each account that is still kept, what the ledger has is added up and held against what the store has; the
 difference is booked as the end of a hold that nobody took, so balances only go up, and a second rebuilding finds
 nothing to do. Ends of the last minutes are marked as known, so that a process which books its own again changes
-nothing. Open holds and ceilings of single answers are not put back, and windows that start at the first use only
-as far as the ledger tells when that was.
+nothing, and one that settles late corrects what was charged. Open holds and ceilings of single answers are not put
+back, and windows that start at the first use only as far as the ledger tells when that was.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def rebuild(store: Store, ledger: Any, planner: Planner, now_ms: int | None) -> 
     _adjust(accounts, ledger, planner, now)
     for run in runs:
         if run.at_ms > now - RECENT_MS:
-            store.execute(_mark(run, planner, now_ms))
+            store.execute(_mark(run, accounts, planner, now_ms))
     raised, keys = 0, [*accounts]
     for at in range(0, len(keys), _CHUNK):
         some = {key: accounts[key] for key in keys[at : at + _CHUNK]}
@@ -179,14 +179,17 @@ def _accounts(runs: list[Run], planner: Planner, now_ms: int) -> dict[str, _Acco
     accounts: dict[str, _Account] = {}
     seen: set[tuple[str, ...]] = set()
     for run in runs:
-        call = Call(model=run.model, tenant=run.tenant, user=run.user or None, feature=run.feature or None, amount=0)
-        command = planner.plan(call, run.at_ms).command
+        command = planner.plan(_call(run), run.at_ms).command
         amounts = _amounts(run, seen)
         for rule, key in zip(command.shape.rules, command.keys, strict=True):
             amount = amounts.get(rule.meter, 0)
             if rule.kind in _KINDS and key and amount and not (rule.until_ms and rule.until_ms <= now_ms):
                 _enter(accounts.setdefault(key, _Account(rule)), run.at_ms, amount, now_ms)
     return accounts
+
+
+def _call(run: Run) -> Call:
+    return Call(model=run.model, tenant=run.tenant, user=run.user or None, feature=run.feature or None, amount=0)
 
 
 def _adjust(accounts: dict[str, _Account], ledger: Any, planner: Planner, now_ms: int) -> None:
@@ -223,13 +226,20 @@ def _amounts(run: Run, seen: set[tuple[str, ...]]) -> dict[int, int]:
     return {Meter.USD: run.booked_nusd, Meter.TOKENS: tokens, Meter.CALLS: int(first), Meter.UTTERANCES: int(new)}
 
 
-def _mark(run: Run, planner: Planner, now_ms: int | None) -> Finish:
-    """Let the store know that a hold has ended, without booking anything."""
+def _mark(run: Run, accounts: dict[str, _Account], planner: Planner, now_ms: int | None) -> Finish:
+    """Let the store know that a hold has ended: for good, or so that a late settle still corrects its charge."""
     terms = replace(planner.terms, outbox_max=0)
-    if run.kind == "released":
-        return Finish(run.id, Ending.RELEASE, terms, bury=True, now_ms=now_ms)
-    hold = Hold("", State.RELEASED, run.at_ms, run.at_ms, 0, _EMPTY, (), (), (), ())
-    return Finish(run.id, Ending.SETTLE, terms, run.cost_nusd, None, True, hold, now_ms=now_ms)
+    if run.kind == "settled":
+        known = Hold("", State.RELEASED, run.at_ms, run.at_ms, 0, _EMPTY, (), (), (), ())
+        return Finish(run.id, Ending.SETTLE, terms, run.cost_nusd, None, True, known, now_ms=now_ms)
+    plan = planner.plan(_call(run), run.at_ms).command
+    rules = plan.shape.rules
+    keys = tuple(key if key in accounts else "" for key in plan.keys)
+    held = tuple(run.booked_nusd if rule.meter == Meter.USD and run.kind != "released" else 0 for rule in rules)
+    starts = tuple(accounts[key].start_ms if key else 0 for key in keys)
+    hold = Hold("", State.OPEN, run.at_ms, run.at_ms, 0, plan.shape, keys, plan.scopes, held, starts)
+    ending = Ending.RELEASE if run.kind == "released" else Ending.SETTLE
+    return Finish(run.id, ending, terms, hold=hold, now_ms=now_ms)
 
 
 def _raise(store: Store, accounts: dict[str, _Account], planner: Planner, now_ms: int | None) -> int:

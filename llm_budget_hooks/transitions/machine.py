@@ -329,22 +329,23 @@ def _release(cells: Cells, command: Finish, hold: Hold, now: int) -> Finished:
         return Finished(Ended.ALREADY_SETTLED, now, state=hold.state)
     if hold.state == _RELEASED:
         return Finished(Ended.ALREADY_RELEASED, now, state=hold.state)
-    spent = _end(cells, command.id, hold, _RELEASED, 0, 0, command.terms, now, command.actual)
+    lost = hold is command.hold
+    spent = _end(cells, command.id, hold, _RELEASED, 0, 0, command.terms, now, command.actual, lost=lost)
     return Finished(Ended.RELEASED, now, 0, False, _RELEASED, spent)
 
 
 def _settle(cells: Cells, command: Finish, hold: Hold, now: int) -> Finished:
-    was = hold.state
+    was, lost = hold.state, hold is command.hold
     if was == _SETTLED:
         return Finished(Ended.ALREADY_SETTLED, now, differs=_differs(command, hold), state=was)
     if not command.final:
         if was != _OPEN:
             return Finished(Ended.ALREADY_RELEASED if was == _RELEASED else Ended.ALREADY_SETTLED, now, state=was)
-        spent = _end(cells, command.id, hold, _CHARGED, None, None, command.terms, now, command.actual)
+        spent = _end(cells, command.id, hold, _CHARGED, None, None, command.terms, now, command.actual, lost=lost)
         return Finished(Ended.SETTLED, now, 0, False, _CHARGED, spent)
     spent = _end(
         cells, command.id, hold, _SETTLED, command.cost_nusd, command.tokens, command.terms, now, command.actual,
-        command.samples,
+        command.samples, lost=lost,
     )  # fmt: skip
     return Finished(Ended.SETTLED if was == _OPEN else Ended.LATE, now, 0, False, _SETTLED, spent)
 
@@ -367,8 +368,12 @@ def _end(
     now: int,
     actual: str = "",
     samples: tuple[tuple[str, int], ...] = (),
+    *,
+    lost: bool = False,
 ) -> tuple[int, ...]:
     """Move a hold into an ended state: in each account what was booked so far gives way to the actual.
+
+    Of a hold that is lost, and known from its owner alone, nothing is reserved that could be freed.
 
     Returns:
         what is spent in each account now, 0 where nothing was changed.
@@ -386,7 +391,7 @@ def _end(
         target = 0 if gauge else cost_nusd if rule.meter == _USD else tokens
         if target is None:
             target = held
-        freed = held if was == _OPEN else 0
+        freed = held if was == _OPEN and not lost else 0
         more = target if gauge or was in _NOTHING_SPENT else target - held
         if not freed and not more:
             continue

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from explorer import COMBINATIONS, Broken, explore
+from explorer import COMBINATIONS, FAULTS, LOSSES, Broken, explore
 
-from llm_budget_hooks.transitions import machine
+from llm_budget_hooks.engine import rebuilding
+from llm_budget_hooks.transitions import Read, Shape, Terms, machine
 
 WHOLE = ("dear", "release", "alone")
 
 
 def test_every_order_with_one_fault_keeps_the_books() -> None:
-    assert explore([WHOLE]) == 90 * 7 * 25
+    assert explore([WHOLE], faults=FAULTS) == 90 * 7 * 25
 
 
 def test_some_orders_of_all_combinations_keep_the_books() -> None:
-    assert explore(COMBINATIONS, every=301) > 2_500
+    assert explore(COMBINATIONS, every=701) > 2_500
+
+
+@pytest.mark.parametrize("name", ["_mark", "_raise"])
+def test_the_explorer_finds_a_rebuilding_that_is_broken_on_purpose(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    idle = {"_mark": lambda *_: Read(Shape(()), (), ("",), Terms()), "_raise": lambda *_: 0}
+    monkeypatch.setattr(rebuilding, name, idle[name])
+    with pytest.raises(Broken):
+        explore([WHOLE], faults=LOSSES)
 
 
 @pytest.mark.parametrize(
@@ -31,4 +40,4 @@ def test_the_explorer_finds_what_is_broken_on_purpose(
 ) -> None:
     monkeypatch.setattr(machine, name, wrong)
     with pytest.raises(Broken):
-        explore([WHOLE])
+        explore([WHOLE], faults=FAULTS)

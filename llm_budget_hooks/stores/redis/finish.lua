@@ -21,6 +21,7 @@ given, ending, T.timeout, T.remember, T.utterance_timeout, T.exact, cost, tokens
 local id = ARGV[2]
 local now = time_of(given)
 local carried = ARGV[3] ~= '' and read_hold(ARGV[3]) or nil
+if carried then carried.lost = true end
 
 local scopes = {}
 if carried then

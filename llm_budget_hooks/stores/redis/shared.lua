@@ -233,7 +233,8 @@ local function leave(id, h)
 end
 
 -- Move a hold into an ended state: in each account what was booked so far gives way to the actual amounts.
--- cost and tokens below 0 are not known: what was held stays charged. Returns what is spent in each account now.
+-- cost and tokens below 0 are not known: what was held stays charged. Of a hold that is lost, and known from its owner
+-- alone, nothing is reserved that could be freed. Returns what is spent in each account now.
 local function end_hold(id, h, state, cost, tokens, T, now, actual)
   local rules = {unpack_('<' .. string.rep(RULE, h.n), h.shape)}
   local names = {}
@@ -249,7 +250,7 @@ local function end_hold(id, h, state, cost, tokens, T, now, actual)
       if target < 0 then target = held end
       local before, freed = held, 0
       if meter == IN_FLIGHT or h.state == OPEN or h.state == RELEASED then before = 0 end
-      if h.state == OPEN then freed = held end
+      if h.state == OPEN and not h.lost then freed = held end
       if freed ~= 0 or target ~= before then
         local length, start = rules[r + 6], h.starts[i]
         if kind == ROLLING then
