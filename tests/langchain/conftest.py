@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import ssl
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
@@ -34,12 +37,25 @@ def provider() -> Iterator[FakeProvider]:
         yield running
 
 
+@pytest.fixture(scope="session", autouse=True)
+def frozen() -> None:
+    """What was imported is not looked through each time that a test collects garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def tls() -> ssl.SSLContext:
+    """One for all clients: none of them encrypts, and to make one takes longer than most of the tests."""
+    return httpx.create_ssl_context()
+
+
 @pytest.fixture
-def clients() -> Iterator[dict[str, Any]]:
+def clients(tls: ssl.SSLContext) -> Iterator[dict[str, Any]]:
     """HTTP clients that keep no connection, since the event loops of a test are gone before their connections are."""
-    alone = {"Connection": "close"}
-    with openai.DefaultHttpxClient(headers=alone) as blocking:
-        yield {"http_client": blocking, "http_async_client": openai.DefaultAsyncHttpxClient(headers=alone)}
+    alone: dict[str, Any] = {"headers": {"Connection": "close"}, "verify": tls}
+    with openai.DefaultHttpxClient(**alone) as blocking:
+        yield {"http_client": blocking, "http_async_client": openai.DefaultAsyncHttpxClient(**alone)}
 
 
 @pytest.fixture
