@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.models.slots import quick_init
 from llm_budget_hooks.money import parse_amount
 
 MAX_TOKENS = 10**12
@@ -55,6 +56,7 @@ def _checked_text(owner: str, name: str, value: object) -> None:
         raise ConfigurationError(f"{owner}.{name} is text, not {value!r}")
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One model call about to be made.
@@ -111,6 +113,7 @@ class Call:
             _checked_text("Call", name, getattr(self, name))
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What the provider says was used. Counts are tokens where the name does not say otherwise.
