@@ -82,9 +82,13 @@ class Asks(BaseModel):
 
 
 class Overview(BaseModel):
-    """The rules in force, balances, kill switches, overrides, and what this month has cost. Null is unread."""
+    """The rules in force, balances, kill switches, overrides, and what this month has cost. Null is unread.
+
+    Where `shared` is false, the balances are those of one process, and nobody else's spending is in them.
+    """
 
     tenant: str | None
+    shared: bool
     namespace: str
     timezone: str
     now: datetime
@@ -114,6 +118,7 @@ def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, 
     rules = _rules(engine, name or "", {(o.tenant, o.budget): o.limit for o in changed or () if o.limit is not None})
     return Overview(
         tenant=name,
+        shared=engine.shared,
         namespace=engine.policy.namespace,
         timezone=engine.policy.timezone,
         now=now,

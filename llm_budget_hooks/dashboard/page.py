@@ -37,7 +37,8 @@ def dashboard(seen: Seen, csrf: str, said: str) -> str:
     told = f"<p class=said role=status>{escape(said)}</p>" if said else ""
     parts = [_budgets(seen, hidden), _spend(seen), _costs(seen), _refusals(seen), _answers(seen), _events(seen)]
     head = f"<h1>{escape(whose)}</h1><p class=muted>{escape(board.namespace)} · {_time(board.now, full=True)}</p>"
-    live = f"<div id=live>{_switches(seen, hidden)}{''.join(parts)}</div>"
+    alone = "" if board.shared else "<p class=said>These are the balances of one process alone, not of all.</p>"
+    live = f"<div id=live>{alone}{_switches(seen, hidden)}{''.join(parts)}</div>"
     return _html(f"{whose} · budgets", f"<header>{head}{_chooser(seen)}</header><main>{told}{live}</main>", script=True)
 
 

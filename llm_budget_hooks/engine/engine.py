@@ -92,7 +92,7 @@ class BudgetEngine(Administration):
 
     @classmethod
     def from_env(cls) -> BudgetEngine:
-        """An engine from LLM_BUDGET_STORE and LLM_BUDGET_POLICY.
+        """An engine from LLM_BUDGET_STORE, LLM_BUDGET_POLICY and, if it is to have a ledger, LLM_BUDGET_LEDGER.
 
         Raises:
             ConfigurationError: a variable is missing or wrong.

@@ -159,7 +159,10 @@ def test_days_without_spend_have_their_place_between_the_others(tmp_path: Path) 
 
 def test_without_a_ledger_it_says_so(tmp_path: Path) -> None:
     with BudgetEngine.open(f"sqlite:///{tmp_path / 'b.db'}", POLICY) as engine:
-        assert "There is no ledger" in text_of(visiting(engine).get("/").text)
+        seen = text_of(visiting(engine).get("/").text)
+    assert ("There is no ledger" in seen, "of one process" in seen) == (True, False)
+    with BudgetEngine.open("memory://", POLICY) as alone:
+        assert "of one process" in text_of(visiting(alone).get("/").text)
 
 
 def test_texts_from_outside_are_texts(local: BudgetEngine) -> None:

@@ -111,7 +111,7 @@ def test_an_administrator_sees_their_tenant_and_nothing_wider(engine: BudgetEngi
     seen = ask("GET", params={"user": "u1"}).json()
     assert [line["budget"] for line in seen["budgets"]] == ["month", "user-day", "rate", "asks"]
     assert [line["spent"] for line in seen["budgets"]] == ["0.002", "0.002", 1, 0]
-    assert (seen["tenant"], seen["month_spent"]) == ("acme", "0.002")
+    assert (seen["tenant"], seen["month_spent"], seen["shared"]) == ("acme", "0.002", True)
     assert [(one["key"], one["cost"], one["calls"]) for one in seen["cost_by_feature"]] == [("chat", "0.002", 1)]
     assert (seen["asks"]["last_24h"], seen["asks"]["limits"][0]["limit"]) == (1, 500)
     assert "all" not in [rule["name"] for rule in seen["rules"]]
@@ -295,4 +295,5 @@ def test_an_engine_without_a_ledger_has_no_pages() -> None:
     with BudgetEngine.open("memory://", POLICY) as engine:
         ask = asking(engine)
         assert ask("GET", "/runs").status_code == 404
-        assert ask("GET").json()["month_spent"] is None
+        seen = ask("GET").json()
+        assert (seen["month_spent"], seen["shared"]) == (None, False)
