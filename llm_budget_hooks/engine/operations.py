@@ -62,6 +62,7 @@ _STATUS: dict[int, SettlementStatus] = {
     Ended.ALREADY_RELEASED: "already_released",
     Ended.UNKNOWN: "unknown",
 }
+_NO_REMARKS: tuple[str, ...] = ()
 _UNCHANGED = (Ended.ALREADY_SETTLED, Ended.ALREADY_RELEASED, Ended.UNKNOWN)
 _STATE = {State.EXPIRED: "expired", State.RELEASED: "released", State.CHARGED: "settled", State.SETTLED: "settled"}
 
@@ -168,12 +169,12 @@ class Operations(Answers):
     ) -> Steps[Settlement]:
         """Settle a hold that is known by its id alone."""
         known = None if cost is None else checked_cost("settle", "cost", cost)
-        estimate, terms = None, self._planner.terms
+        estimate, terms, remarks = None, self._planner.terms, _NO_REMARKS
         if known is None and usage is not None:
             asked, estimate = yield from self._remembered(id)
-            known = self._cost(usage, model, asked, None)
+            known, remarks = self._cost(usage, model, asked, None)
         final = usage is not None or cost is not None
-        actual = run_actual(model, known, usage, flags=_flags(final, known)) if self._followed else ""
+        actual = run_actual(model, known, usage, flags=_flags(final, known, remarks)) if self._followed else ""
         tokens = usage.total_tokens if usage else None
         finish = Finish(hold_key(id), Ending.SETTLE, terms, known, tokens, final, actual=actual)
         answer = yield from self._finish(finish, None)
@@ -184,14 +185,14 @@ class Operations(Answers):
     ) -> Finish:
         """The command that settles a hold which its owner carries."""
         known = None if cost is None else checked_cost("settle", "cost", cost)
-        tokens = None
+        tokens, remarks = None, _NO_REMARKS
         if usage is not None:
             tokens = usage.input_tokens + usage.output_tokens
             if known is None:
-                known = self._cost_of(usage, model, held)
+                known, remarks = self._cost_of(usage, model, held)
         final = usage is not None or cost is not None
         terms = self._planner.terms
-        actual = run_actual(model, known, usage, flags=_flags(final, known)) if self._followed else ""
+        actual = run_actual(model, known, usage, flags=_flags(final, known, remarks)) if self._followed else ""
         samples = self._samples(held, usage, known) if final and held._histories is not None else ()
         now = self._given_ms()
         return Finish(held._key, Ending.SETTLE, terms, known, tokens, final, None, False, now, samples, actual)
@@ -204,14 +205,15 @@ class Operations(Answers):
         costs = [(key, known) for key in (step, answer) if key]
         return ((output, usage.output_tokens), *costs) if output and usage is not None else tuple(costs)
 
-    def _cost_of(self, usage: Usage, served: str | None, held: Reservation) -> int | None:
-        """The price of a usage at the instant of its reserve, as the model that served."""
+    def _cost_of(self, usage: Usage, served: str | None, held: Reservation) -> tuple[int | None, tuple[str, ...]]:
+        """The price of a usage at the instant of its reserve, as the model that served, and what is to say of it."""
         price = held._price
         if price is None:
             return self._cost(usage, served, held.call.model, held.call.service_tier)
         if served is not None or price.changes:
             price = self.prices.served(price, served, at_ms=held._created_ms)
-        return price.cost_nusd(usage, asked_tier=held.call.service_tier)
+        remarks = price.remarks(usage) if self._followed else _NO_REMARKS
+        return price.cost_nusd(usage, asked_tier=held.call.service_tier), remarks
 
     def _unsent(self, finish: Finish, held: Reservation, error: StoreUnavailable) -> None:
         """Keep a settle that the store did not take, with what it needs to be booked later."""
@@ -239,15 +241,17 @@ class Operations(Answers):
         known = key if self._planner.price(key) is not None else model
         return known or None, estimate if estimate is not None else money_of(hold)
 
-    def _cost(self, usage: Usage, served: str | None, asked: str | None, tier: str | None) -> int | None:
-        """The price of a usage: as the model that served, else as the one asked for; None without a price."""
+    def _cost(
+        self, usage: Usage, served: str | None, asked: str | None, tier: str | None
+    ) -> tuple[int | None, tuple[str, ...]]:
+        """The price of a usage, as the model that served, else as the one asked for, and what is to say of it."""
         if usage.service_tier is None and tier is not None:
             usage = replace(usage, service_tier=tier)
         for model in (served, asked):
             price = self._planner.price(model) if model else None
             if price is not None:
-                return price.cost_nusd(usage)
-        return None
+                return price.cost_nusd(usage), price.remarks(usage)
+        return None, _NO_REMARKS
 
     def _release(self, reservation: Reservation | str) -> Steps[Settlement]:
         held = reservation if isinstance(reservation, Reservation) else None
@@ -399,14 +403,14 @@ class Operations(Answers):
         if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         call, scope = self._joined(call)
-        known = checked_cost("charge", "cost", cost) if cost is not None else None
+        known, remarks = checked_cost("charge", "cost", cost) if cost is not None else None, _NO_REMARKS
         if known is None and usage is not None:
-            known = self._cost(usage, None, call.model, call.service_tier)
+            known, remarks = self._cost(usage, None, call.model, call.service_tier)
             if known is None:
                 raise PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
         tokens = usage.total_tokens if usage else (call.input_tokens or 0) + (call.max_output_tokens or 0)
         mode = Mode.FORCE if force else Mode.CHARGE
-        text = run_actual(None, known or 0, usage) if self._followed else ""
+        text = run_actual(None, known or 0, usage, flags=remarks) if self._followed else ""
         plan, answer = yield from self._planned(call, mode, (known or 0, tokens), text)
         booked = known or 0
         if answer.verdict == Verdict.ENDED:
@@ -427,5 +431,5 @@ class Operations(Answers):
         return Settlement(plan.id, "settled", booked, booked)
 
 
-def _flags(final: bool, known: int | None) -> tuple[str, ...]:
-    return ("unpriced",) if final and known is None else ()
+def _flags(final: bool, known: int | None, remarks: tuple[str, ...]) -> tuple[str, ...]:
+    return ("unpriced",) if final and known is None else remarks

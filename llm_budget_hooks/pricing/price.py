@@ -282,11 +282,17 @@ class Price:
         return self._units.call + self._loose + input_tokens * self._units.character
 
     def remarks(self, usage: UsageCounts) -> tuple[str, ...]:
-        """What a reader of the ledger should know about a cost: counts that were cut, classes without a rate."""
+        """What a reader of the ledger should know about a cost: counts that were cut, classes without a rate.
+
+        Reasoning without a rate of its own is output, and none of them.
+        """
+        plain = not usage.cached_input_tokens and not _has_rare_parts(usage) and usage.input_tokens >= 0
+        if plain and self.priced_as is None and 0 <= usage.reasoning_tokens <= usage.output_tokens:
+            return ()
         rateless = [name for name, kind in _COUNTS_OF.items() if kind in self.unpriced and getattr(usage, name) > 0]
         cut = ["counts that cannot be were cut"] if _impossible(usage) else []
         served_as = [f"priced as {self.priced_as}"] if self.priced_as else []
-        return (*served_as, *cut, *(f"{name} at the plain rate" for name in rateless))
+        return (*served_as, *cut, *(f"{name} at the plain rate" for name in rateless if name != "reasoning_tokens"))
 
     def _at(self, prompt: int, tier: str | None) -> Rates:
         table = self._tiers.get(tier.lower(), self._standard) if tier else self._standard

@@ -42,3 +42,19 @@ def test_a_model_that_is_not_priced_any_more_is_priced_as_it_was_called(shared_u
     with BudgetEngine.open(shared_url, rules("dear")) as before, BudgetEngine.open(shared_url, later) as after:
         held = before.reserve(Call(model="prod-chat", input_tokens=1000, max_output_tokens=0))
         assert after.settle(held.id, usage=Usage(input_tokens=1000)).cost == Decimal("0.001")
+
+
+def test_b072_b092_the_ledger_says_what_there_is_to_say_of_a_cost(tmp_path: Path) -> None:
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    cached, dated = Usage(input_tokens=1000, cached_input_tokens=400), "cheap-2099-01-01"
+    with BudgetEngine.open("memory://", rules("dear"), ledger=ledger) as engine:
+        for model in ("cheap", dated):
+            engine.settle(engine.reserve(Call(model=model, input_tokens=1000, max_output_tokens=0)), usage=cached)
+            engine.charge(Call(model=model), usage=cached)
+        engine.settle(engine.reserve(Call(model="cheap", input_tokens=1, max_output_tokens=9)).id, usage=cached)
+        alone = engine.reserve(Call(model="cheap", input_tokens=1, max_output_tokens=9))
+        engine.settle(alone, usage=Usage(output_tokens=9, reasoning_tokens=5))
+        engine.flush()
+        flags = [row.flags for row in reversed(engine.ledger.runs().items)]
+    plain = "cached_input_tokens at the plain rate"
+    assert flags == [plain, plain, *[f"priced as cheap,{plain}"] * 2, plain, ""]
