@@ -42,6 +42,7 @@ from llm_budget_hooks.transitions import (
     Finish,
     Meter,
     Mode,
+    Once,
     OnceAnswer,
     Post,
     Reserved,
@@ -327,9 +328,13 @@ class Planning:
     def _turned_away(self, call: Call, error: Exception) -> Steps[None]:
         """Leave a refusal in the trail, at most some a minute of one account, and tell observers."""
         trail = self._trail
-        if not isinstance(error, BudgetExceeded) or (trail.drain is None and not trail.observers):
+        if not isinstance(error, BudgetExceeded):
             return
         now = self.now_ms()
+        if (burst := trail.burst(call, error, now)) is not None and not self._outage.active:
+            yield from self._tell_burst(*burst)
+        if trail.drain is None and not trail.observers:
+            return
         trail.tell(refused_event(call, error, now, trail.waits.take()))
         count = trail.refusals(call, error, now) if trail.drain is not None else 0
         if count:
@@ -376,6 +381,19 @@ class Planning:
         what = "passed its limit" if warned else f"reached {share:.0%} of its limit"
         text = f"{rule.budget} has {what}"
         yield from self._post("event", event_facts(event.kind, text=text, tenant=tenant, user=user))
+
+    def _tell_burst(self, event: Event, asked: Once) -> Steps[None]:
+        """Alert of a burst of refusals, once among all processes that see it."""
+        asked.now_ms = self._given_ms()
+        try:
+            answer: OnceAnswer = yield asked
+        except StoreUnavailable as error:
+            _log.warning("An alert could not be checked: %s", error)
+            return
+        if answer.yes:
+            self._trail.alert(event)
+            text = f"{event.budget} has refused {event.times} times within a minute"
+            yield from self._post("event", event_facts("alert", text=text, tenant=event.tenant, user=event.user))
 
     def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Exception:
         if answer.verdict == Verdict.CONFLICT:

@@ -23,7 +23,11 @@ _TOLD_PER_MINUTE: Final = 10
 _MOST: Final = 10_000
 _FOR_EVER: Final = 2**52
 _KEEP_MS: Final = 40 * 86_400_000
+_RATES: Final = ("calls", "utterances", "in_flight")
 _METERS: Final = {"spend": "usd", "answer_estimate": "usd", "answer_actual": "usd"}
+
+BURST: Final = 20
+"""So many rate refusals of one scope in a minute, as one process sees them, alert; they never stop anybody."""
 
 WARNED: Final = -1.0
 """Stands for the threshold of a limit that only warns, apart from all that a policy's `alert_at` can name."""
@@ -72,6 +76,7 @@ class Trail:
         self.waits = Waits()
         self._told: dict[tuple[Any, ...], list[int]] = {}
         self._fired: dict[tuple[str, float], int] = {}
+        self._bursts: dict[tuple[str | None, str | None, str | None], tuple[int, int]] = {}
 
     def tell(self, event: Event) -> None:
         """Tell all observers; what they raise is logged and changes nothing."""
@@ -119,10 +124,33 @@ class Trail:
                 self._fired[key, share] = now + every
                 yield rule, amount, share, Once(digest("alert", key, str(share)), 0, every, _KEEP_MS)
 
+    def burst(self, call: Call, error: BudgetExceeded, now_ms: int) -> tuple[Event, Once] | None:
+        """What to alert of, and what to ask before, if this is the 20th rate refusal of one scope in a minute."""
+        if error.code not in _RATES:
+            return None
+        tenant = call.tenant if error.scope != "global" else None
+        user = call.user if error.scope == "user" else None
+        key, minute = (error.budget, tenant, user), now_ms // 60_000
+        if len(self._bursts) >= _MOST:
+            self._bursts.clear()
+        since, count = self._bursts.get(key, (minute, 0))
+        count = count + 1 if since == minute else 1
+        self._bursts[key] = (minute, count)
+        if count != BURST:
+            return None
+        event = Event(
+            "alert", now_ms, tenant=tenant, user=user, budget=error.budget, scope=error.scope, meter=error.code,
+            code=error.code, times=BURST,
+        )  # fmt: skip
+        names = [str(part) for part in (*key, minute)]
+        return event, Once(digest("burst", *names), 0, _FOR_EVER, 120_000)
+
     def alert(self, event: Event) -> None:
         """Tell of one alert, or of one limit that only warns: the log, the observers, the webhook, `on_alert`."""
         if event.kind == "warned":
             _log.warning("Budget %s has passed its limit, and its cutoff lets calls pass.", event.budget)
+        elif event.threshold is None:
+            _log.warning("Budget %s has refused %d times within a minute.", event.budget, event.times)
         else:
             _log.warning("Budget %s has reached %d %% of its limit.", event.budget, round((event.threshold or 0) * 100))
         self.tell(event)

@@ -331,6 +331,27 @@ def test_pact_alerts_once_at_four_fifths_of_the_month(opened: Opened) -> None:
     ]
 
 
+def test_pact_alerts_once_of_20_refused_utterances_in_a_minute_and_stops_nobody(
+    opened: Opened, clock: FrozenTime
+) -> None:
+    alerts: list[Any] = []
+    mine, theirs = (opened("pact", on_alert=alerts.append) for _ in range(2))
+    for number in range(20):
+        mine.release(mine.reserve(Call(model="any", tenant="acme", user="u1", amount=0, utterance=f"u-{number}")))
+    for engine in (mine, theirs) if mine.shared else (mine,):
+        for number in range(19):
+            assert refusal(engine, "0", utterance=f"more-{number}").code == "utterances"
+        assert len(alerts) == (engine is theirs)
+        for number in range(19, 45):
+            refusal(engine, "0", utterance=f"more-{number}")
+    assert [(a["budget"], a["times"], a["code"], a["tenant"], a["user"]) for a in alerts] == [
+        ("user-utterances", 20, "utterances", "acme", "u1")
+    ]
+    assert mine.kills() == []
+    clock.pass_by(minutes=2)
+    mine.reserve(Call(model="any", tenant="acme", user="u1", amount=0))
+
+
 def test_pact_stops_a_killed_tenant_in_its_answers_and_its_questions(opened: Opened) -> None:
     engine = opened("pact")
     engine.kill("acme", reason="a loop", by="ops")
