@@ -94,14 +94,6 @@ def test_a_password_that_is_changed_while_it_runs() -> None:
         assert booked(engine) == [(Decimal("1.09"), 0)]
 
 
-def test_a_server_that_is_loading_says_so(tmp_path: Any) -> None:
-    from redis import exceptions
-
-    from llm_budget_hooks.stores.redis import _trouble
-
-    assert "loading" in _trouble(exceptions.BusyLoadingError("LOADING"), 1.0)
-
-
 def test_a_full_pool_is_waited_for_and_refused_as_busy(proxy: DelayProxy) -> None:
     with BudgetEngine.open(proxy.url, {**POLICY, "store_timeout": "1s"}) as engine:
 
