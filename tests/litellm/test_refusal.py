@@ -28,13 +28,16 @@ def test_b104_an_exhausted_budget_refuses_tasks_for_nothing(
     engine = capped(SPENT, CALLS)
     call = async_routes(provider)[route]
     in_tasks(call, 1)  # loads what LiteLLM loads at a route's first call
-    begun = time.monotonic()
-    [refusal] = in_tasks(call, 1)
+    took_s = []
+    for _ in range(3):
+        begun = time.monotonic()
+        [refusal] = in_tasks(call, 1)
+        took_s.append(time.monotonic() - begun)
     assert isinstance(refusal, BudgetExceeded)
     assert isinstance(refusal, litellm.BudgetExceededError)
     assert (refusal.code, refusal.budget, refusal.status_code) == ("spend", "dollars", 422)
     assert (provider.count, balance(engine, "calls")) == (0, (0, 0))
-    assert time.monotonic() - begun < 1
+    assert min(took_s) < 1  # what is waited for before a retry is waited for each time; a busy machine is not
 
 
 @pytest.mark.parametrize("route", SYNC)
