@@ -286,17 +286,23 @@ class Price:
 
         Reasoning without a rate of its own is output, and none of them.
         """
-        plain = not usage.cached_input_tokens and not _has_rare_parts(usage) and usage.input_tokens >= 0
-        if plain and self.priced_as is None and 0 <= usage.reasoning_tokens <= usage.output_tokens:
-            return ()
-        rateless = [name for name, kind in _COUNTS_OF.items() if kind in self.unpriced and getattr(usage, name) > 0]
-        cut = ["counts that cannot be were cut"] if _impossible(usage) else []
-        served_as = [f"priced as {self.priced_as}"] if self.priced_as else []
-        return (*served_as, *cut, *(f"{name} at the plain rate" for name in rateless if name != "reasoning_tokens"))
+        served_as = (f"priced as {self.priced_as}",) if self.priced_as else ()
+        cached = usage.cached_input_tokens
+        possible = 0 <= cached <= usage.input_tokens and 0 <= usage.reasoning_tokens <= usage.output_tokens
+        if possible and not _has_rare_parts(usage):
+            rateless = cached and "cached" in self.unpriced
+            return (*served_as, _at_plain_rate("cached_input_tokens")) if rateless else served_as
+        cut = ("counts that cannot be were cut",) if _impossible(usage) else ()
+        names = [name for name, kind in _COUNTS_OF.items() if kind in self.unpriced and kind != "reasoning"]
+        return (*served_as, *cut, *(_at_plain_rate(name) for name in names if getattr(usage, name) > 0))
 
     def _at(self, prompt: int, tier: str | None) -> Rates:
         table = self._tiers.get(tier.lower(), self._standard) if tier else self._standard
         return _met(table, prompt)
+
+
+def _at_plain_rate(name: str) -> str:
+    return f"{name} at the plain rate"
 
 
 _Held = TypeVar("_Held", Rates, Ceiling)
