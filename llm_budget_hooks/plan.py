@@ -215,7 +215,12 @@ class Planner:
         """What the hold tells of the call: all that the ledger wants, where there is one."""
         key = call.model if price is None else price.model
         if self.terms.outbox_max:
-            return run_facts(tenant, user, call.utterance, call.feature, call.step, call.model, nusd, basis, key)
+            return run_facts(
+                tenant, user, call.utterance, call.feature, call.step, call.model, nusd, basis, key,
+                call.service_tier,
+            )  # fmt: skip
+        if call.service_tier is not None:
+            return f"{call.model}\n{key}\n{call.service_tier}"
         return key if key == call.model else f"{call.model}\n{key}"
 
     def _histories(

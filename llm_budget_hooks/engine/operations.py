@@ -9,7 +9,6 @@ call that was not made is not charged.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -18,7 +17,7 @@ from llm_budget_hooks.engine.answers import Answers, call_of
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.readings import money_of
 from llm_budget_hooks.engine.reservation import Reservation
-from llm_budget_hooks.engine.trail import held_event, note_of
+from llm_budget_hooks.engine.trail import Note, held_event, note_of
 from llm_budget_hooks.engine.utterance import Utterance
 from llm_budget_hooks.errors import (
     AlreadyResolved,
@@ -40,11 +39,13 @@ from llm_budget_hooks.models.calls import checked_cost
 from llm_budget_hooks.models.events import EventKind
 from llm_budget_hooks.models.trail import event_facts, run_actual
 from llm_budget_hooks.plan import Plan
+from llm_budget_hooks.pricing import Price
 from llm_budget_hooks.transitions import (
     Ended,
     Ending,
     Finish,
     Finished,
+    Hold,
     Mode,
     OrphanList,
     Orphans,
@@ -171,8 +172,13 @@ class Operations(Answers):
         known = None if cost is None else checked_cost("settle", "cost", cost)
         estimate, terms, remarks = None, self._planner.terms, _NO_REMARKS
         if known is None and usage is not None:
-            asked, estimate = yield from self._remembered(id)
-            known, remarks = self._cost(usage, model, asked, None)
+            hold = yield from self._remembered(id)
+            note = note_of(hold.note) if hold is not None else Note("", "")
+            if hold is not None:
+                estimate = note.estimate_nusd if note.estimate_nusd is not None else money_of(hold)
+            price = self._planner.price(note.priced_as) or self._planner.price(note.model)
+            at_ms = hold.created_ms if hold is not None else None
+            known, remarks = self._cost_at(usage, model, price, note.tier, at_ms)
         final = usage is not None or cost is not None
         actual = run_actual(model, known, usage, flags=_flags(final, known, remarks)) if self._followed else ""
         tokens = usage.total_tokens if usage else None
@@ -189,7 +195,8 @@ class Operations(Answers):
         if usage is not None:
             tokens = usage.input_tokens + usage.output_tokens
             if known is None:
-                known, remarks = self._cost_of(usage, model, held)
+                price, tier = held._price, held.call.service_tier
+                known, remarks = self._cost_at(usage, model, price, tier, held._created_ms)
         final = usage is not None or cost is not None
         terms = self._planner.terms
         actual = run_actual(model, known, usage, flags=_flags(final, known, remarks)) if self._followed else ""
@@ -205,15 +212,17 @@ class Operations(Answers):
         costs = [(key, known) for key in (step, answer) if key]
         return ((output, usage.output_tokens), *costs) if output and usage is not None else tuple(costs)
 
-    def _cost_of(self, usage: Usage, served: str | None, held: Reservation) -> tuple[int | None, tuple[str, ...]]:
+    def _cost_at(
+        self, usage: Usage, served: str | None, price: Price | None, tier: str | None, at_ms: int | None
+    ) -> tuple[int | None, tuple[str, ...]]:
         """The price of a usage at the instant of its reserve, as the model that served, and what is to say of it."""
-        price = held._price
         if price is None:
-            return self._cost(usage, served, held.call.model, held.call.service_tier)
-        if served is not None or price.changes:
-            price = self.prices.served(price, served, at_ms=held._created_ms)
-        remarks = price.remarks(usage) if self._followed else _NO_REMARKS
-        return price.cost_nusd(usage, asked_tier=held.call.service_tier), remarks
+            price = self._planner.price(served) if served else None
+            if price is None:
+                return None, _NO_REMARKS
+        elif served is not None or price.changes:
+            price = self.prices.served(price, served, at_ms=at_ms)
+        return price.cost_nusd(usage, asked_tier=tier), price.remarks(usage) if self._followed else _NO_REMARKS
 
     def _unsent(self, finish: Finish, held: Reservation, error: StoreUnavailable) -> None:
         """Keep a settle that the store did not take, with what it needs to be booked later."""
@@ -228,30 +237,13 @@ class Operations(Answers):
             self._pending.append(finish)
         _log.info("A settle or release is kept until the store answers again: %s", error)
 
-    def _remembered(self, id: str) -> Steps[tuple[str | None, int | None]]:
-        """The name of the price, and the estimate, of a hold that is known by its id alone."""
+    def _remembered(self, id: str) -> Steps[Hold | None]:
+        """A hold that is known by its id alone, if the store still knows what it was for."""
         try:
             found: OrphanList = yield Orphans(self._planner.terms, id=hold_key(id), now_ms=self._given_ms())
         except StoreUnavailable:
-            return None, None
-        if not found.holds:
-            return None, None
-        hold = found.holds[0][1]
-        model, estimate, key = note_of(hold.note)
-        known = key if self._planner.price(key) is not None else model
-        return known or None, estimate if estimate is not None else money_of(hold)
-
-    def _cost(
-        self, usage: Usage, served: str | None, asked: str | None, tier: str | None
-    ) -> tuple[int | None, tuple[str, ...]]:
-        """The price of a usage, as the model that served, else as the one asked for, and what is to say of it."""
-        if usage.service_tier is None and tier is not None:
-            usage = replace(usage, service_tier=tier)
-        for model in (served, asked):
-            price = self._planner.price(model) if model else None
-            if price is not None:
-                return price.cost_nusd(usage), price.remarks(usage)
-        return None, _NO_REMARKS
+            return None
+        return found.holds[0][1] if found.holds else None
 
     def _release(self, reservation: Reservation | str) -> Steps[Settlement]:
         held = reservation if isinstance(reservation, Reservation) else None
@@ -405,7 +397,8 @@ class Operations(Answers):
         call, scope = self._joined(call)
         known, remarks = checked_cost("charge", "cost", cost) if cost is not None else None, _NO_REMARKS
         if known is None and usage is not None:
-            known, remarks = self._cost(usage, None, call.model, call.service_tier)
+            price = self._planner.price(call.model)
+            known, remarks = self._cost_at(usage, None, price, call.service_tier, None)
             if known is None:
                 raise PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
         tokens = usage.total_tokens if usage else (call.input_tokens or 0) + (call.max_output_tokens or 0)

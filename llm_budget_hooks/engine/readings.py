@@ -96,7 +96,7 @@ def _orphan(id: str, hold: Hold) -> Orphan:
     return Orphan(
         id,
         "open" if hold.state == State.OPEN else "expired",
-        note_of(hold.note)[0],
+        note_of(hold.note).model,
         None if money is None else to_decimal(money),
         instant(hold.created_ms),
         instant(hold.deadline_ms),

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.waits import Waits
@@ -169,13 +169,24 @@ def unique() -> str:
     return os.urandom(10).hex()
 
 
-def note_of(note: str) -> tuple[str, int | None, str]:
-    """The model in a hold's note, the estimate if it has one, and the name under which its price was found."""
+class Note(NamedTuple):
+    """What a hold's note tells: the model, the name under which its price was found, the tier asked for, the estimate.
+    """
+
+    model: str
+    priced_as: str
+    tier: str | None = None
+    estimate_nusd: int | None = None
+
+
+def note_of(note: str) -> Note:
+    """A hold's note, read."""
     if note.startswith("["):
         facts = json.loads(note)
-        return str(facts[5]), int(facts[6]), str(facts[8] if len(facts) > 8 else facts[5])
-    model, _, key = note.partition("\n")
-    return model, None, key or model
+        key, tier = (*facts[8:10], None, None)[:2]
+        return Note(str(facts[5]), str(key or facts[5]), tier, int(facts[6]))
+    model, key, tier = (*note.split("\n"), "", "")[:3]
+    return Note(model, key or model, tier or None)
 
 
 def refusal_text(call: Call, error: BudgetExceeded, count: int) -> str:

@@ -227,14 +227,19 @@ def run_facts(
     estimate_nusd: int,
     basis: str,
     priced_as: str | None = None,
+    tier: str | None = None,
 ) -> str:
     """The facts of a hold, made when it is planned: who, for what, how much, and from where the estimate came.
 
-    Last, where it is another than the model's, is the name under which its price was found.
+    Last, where it is another than the model's, is the name under which its price was found, and the service tier that
+    was asked for.
     """
+    facts = (tenant, user, utterance, feature, step, model, estimate_nusd, basis)
+    if tier is not None:
+        return _encode((*facts, priced_as or model, tier))
     if priced_as is None or priced_as == model:
-        return _encode((tenant, user, utterance, feature, step, model, estimate_nusd, basis))
-    return _encode((tenant, user, utterance, feature, step, model, estimate_nusd, basis, priced_as))
+        return _encode(facts)
+    return _encode((*facts, priced_as))
 
 
 def run_actual(

@@ -41,7 +41,7 @@ class MemoryCells:
         self._until: dict[str, int] = {}
         self._old: list[tuple[int, str]] = []
         self._holds: dict[str, Hold] = {}
-        self._ended: deque[tuple[int, str]] = deque()
+        self._ended: tuple[deque[tuple[int, str]], ...] = (deque(), deque())
         self._scopes: dict[str, dict[str, int]] = {"": {}}
         self._due = self._mixed_until = 0
         self._latest = 0
@@ -98,7 +98,8 @@ class MemoryCells:
         """See `Cells.save_hold`."""
         self._holds[id] = hold
         if hold.state != _OPEN:
-            self._ended.append((hold.until_ms, id))
+            until_ms = hold.kept_until_ms
+            self._ended[until_ms > hold.until_ms].append((until_ms, id))
 
     def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
         """See `Cells.enter`."""
@@ -211,14 +212,15 @@ class MemoryCells:
             else:
                 del self._cells[key], self._until[key]
                 self._entries.pop(key, None)
-        for _ in range(_PURGE):
-            if not self._ended or self._ended[0][0] > now_ms:
-                break
-            id = self._ended.popleft()[1]
-            hold = self._holds.get(id)
-            if hold is not None and hold.state != State.OPEN and hold.until_ms <= now_ms:
-                del self._holds[id]
-                self._orphans.pop(id, None)
+        for ended in self._ended:
+            for _ in range(_PURGE):
+                if not ended or ended[0][0] > now_ms:
+                    break
+                id = ended.popleft()[1]
+                hold = self._holds.get(id)
+                if hold is not None and hold.state != State.OPEN and hold.kept_until_ms <= now_ms:
+                    del self._holds[id]
+                    self._orphans.pop(id, None)
 
 
 def _leading(index: dict[str, int], limit: int) -> Iterator[tuple[int, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from llm_budget_hooks.transitions import MAX_AMOUNT, History, Hold, Rule, Shape, State
+from llm_budget_hooks.transitions import MAX_AMOUNT, PROVISIONAL_MS, History, Hold, Rule, Shape, State
 from llm_budget_hooks.transitions.rolling import NEVER, Entry, Log
 
 SCHEMA_VERSION = 2
@@ -35,6 +35,10 @@ SCHEMA = (
     "CREATE INDEX outbox_of ON outbox (space, number)",
 )
 _PURGE_ROWS = 256
+_FORGOTTEN = (
+    f"state <> {int(State.OPEN)} AND until < ? - CASE WHEN state IN ({int(State.EXPIRED)}, {int(State.CHARGED)}) "
+    f"THEN {PROVISIONAL_MS} ELSE 0 END"
+)
 _DROPPED = "!dropped"
 _FIRST = "SELECT deadline, id FROM holds WHERE state = 0 AND space = ? ORDER BY deadline, id LIMIT ?"
 _FIRST_OF = (
@@ -257,7 +261,7 @@ class SqliteCells:
 
     def purge(self, now_ms: int) -> None:
         """Delete the old ones among the next few rows; the whole table is passed through in time."""
-        for table, key, old in (("cells", "key", "until < ?"), ("holds", "id", "state <> 0 AND until < ?")):
+        for table, key, old in (("cells", "key", "until < ?"), ("holds", "id", _FORGOTTEN)):
             rows = f"SELECT {key} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {_PURGE_ROWS}"  # noqa: S608 - fixed words
             last = self._execute(f"SELECT max({key}) FROM ({rows})", (self._cursors[table],)).fetchone()[0]  # noqa: S608 - fixed words
             if last is not None:

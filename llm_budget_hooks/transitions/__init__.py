@@ -3,6 +3,7 @@
 from llm_budget_hooks.transitions.commands import (
     MAX_AMOUNT,
     NO_LIMIT,
+    PROVISIONAL_MS,
     Balance,
     Balances,
     Ended,
@@ -44,6 +45,7 @@ from llm_budget_hooks.transitions.records import (
 __all__ = [
     "MAX_AMOUNT",
     "NO_LIMIT",
+    "PROVISIONAL_MS",
     "Answer",
     "Balance",
     "Balances",

@@ -39,7 +39,7 @@ class Cells(Protocol):
         """The hold, open or ended."""
 
     def save_hold(self, id: str, hold: Hold) -> None:
-        """Store a hold; an ended one may be forgotten after its `until_ms`."""
+        """Store a hold; an ended one may be forgotten after its `kept_until_ms`."""
 
     def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
         """Put an open hold into the indexes of these scopes."""

@@ -382,6 +382,10 @@ class Orphans:
     now_ms: int | None = None
 
 
+PROVISIONAL_MS: Final = 2 * 86_400_000
+"""How much longer than others a hold is kept that was charged what it held, for an owner who brings the truth late."""
+
+
 @dataclass(slots=True)
 class Hold:
     """A hold as a store keeps it and as its owner carries it.
@@ -412,6 +416,11 @@ class Hold:
     cost_nusd: int | None = None
     tokens: int | None = None
     until_ms: int = 0
+
+    @property
+    def kept_until_ms(self) -> int:
+        """Until when a store keeps an ended hold; past `until_ms` it tells only that nothing final was booked."""
+        return self.until_ms + (PROVISIONAL_MS if self.state in (State.EXPIRED, State.CHARGED) else 0)
 
 
 @dataclass(slots=True)

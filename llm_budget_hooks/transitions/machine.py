@@ -293,13 +293,25 @@ def finish(cells: Cells, command: Finish, now: int) -> Finished:
         return Finished(Ended.ALREADY_SETTLED, now, state=_SETTLED)
     hold = cells.hold(command.id)
     if hold is None or (hold.state != _OPEN and now >= hold.until_ms):
-        hold = command.hold
-        if hold is None:
+        carried = command.hold
+        if carried is None or _may_be_booked(hold, carried, command.terms, now):
             return _unknown(cells, command, now)
+        hold = carried
     if command.ending == Ending.SETTLE:
         return _settle(cells, command, hold, now)
     ended = _release if command.ending == Ending.RELEASE else _extend
     return ended(cells, command, hold, now)
+
+
+def _may_be_booked(kept: Hold | None, carried: Hold, terms: Terms, now: int) -> bool:
+    """Whether a hold may have had a final end, from another copy, of which its owner does not know.
+
+    Such an end is forgotten after `remember_ms`; one that charged what was held is kept for longer.
+    """
+    if kept is not None and kept.state in (_EXPIRED, _CHARGED) and now < kept.kept_until_ms:
+        return False
+    last_open_ms = carried.deadline_ms - carried.timeout_ms
+    return carried.state in (_OPEN, _EXPIRED) and now - last_open_ms >= terms.remember_ms
 
 
 def _unknown(cells: Cells, command: Finish, now: int) -> Finished:

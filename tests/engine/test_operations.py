@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +134,70 @@ def test_a_reservation_settles_once_though_the_store_forgot_it(
     clock.ahead(hours=2)
     assert engine.settle(held, cost="0.03").status == "already_settled"
     assert spent(engine) == (Decimal("0.03"), 0)
+
+
+@pytest.mark.parametrize("first", ["settle", "release"])
+def test_another_copy_of_a_reservation_books_nothing_after_a_final_end_that_is_forgotten(
+    opened: Callable[..., BudgetEngine], clock: Clock, first: str
+) -> None:
+    engine = opened(day())
+    engine.settle(engine.reserve(call()), cost="0.20")
+    held = engine.reserve(call())
+    copies = [pickle.loads(pickle.dumps(held)) for _ in range(3)]
+    if first == "settle":
+        engine.settle(held, cost="0.09")
+    else:
+        engine.release(held)
+    before = spent(engine)
+    for other, hours in zip(copies, (1.02, 3, 30), strict=True):
+        clock.ahead(hours=hours)
+        if hours > 3:
+            before = (0, 0)  # another day
+        assert engine.settle(other, cost="0.02").status == "unknown"
+        assert engine.release(other).status == "unknown"
+        assert spent(engine) == before
+
+
+def test_a_copy_settles_no_second_time_where_ended_holds_are_forgotten_before_the_deadline(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened(day(), remember="1s")
+    held = engine.reserve(call())
+    other = pickle.loads(pickle.dumps(held))
+    engine.settle(held, cost="0.09")
+    clock.ahead(seconds=2)
+    assert engine.settle(other, cost="0.06").status == "unknown"
+    assert spent(engine) == (Decimal("0.09"), 0)
+
+
+def test_an_unknown_outcome_is_corrected_by_another_copy_though_it_is_forgotten(
+    opened: Callable[..., BudgetEngine], clock: Clock
+) -> None:
+    engine = opened(day())
+    held = engine.reserve(call())
+    first, second = (pickle.loads(pickle.dumps(held)) for _ in range(2))
+    engine.settle(held)
+    clock.ahead(hours=3)
+    assert engine.settle(first, cost="0.04").status == "late"
+    clock.ahead(hours=3)
+    assert engine.settle(second, cost="0.06").status == "unknown"
+    assert spent(engine) == (Decimal("0.04"), 0)
+
+
+@pytest.mark.parametrize("tier", ["priority", "batch", "flex", None])
+@pytest.mark.parametrize("trail", [False, True])
+def test_a_settle_by_id_costs_what_a_settle_of_the_reservation_does(
+    engine_url: str, tmp_path: Path, tier: str | None, trail: bool
+) -> None:
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}" if trail else None
+    policy = {"budgets": [day(limit="$5")], "store_timeout": "10s"}
+    with BudgetEngine.open(engine_url, policy, ledger=ledger) as engine:
+        asked = Call(
+            model="gpt-4o", tenant="acme", user="u1", input_tokens=1000, max_output_tokens=100, service_tier=tier
+        )
+        usage = Usage(input_tokens=1000, output_tokens=100)
+        carried, by_id = engine.reserve(asked), engine.reserve(asked)
+        assert engine.settle(carried, usage=usage).cost == engine.settle(by_id.id, usage=usage).cost
 
 
 def test_extend_lets_a_hold_live_longer_and_refuses_an_ended_one(

@@ -34,7 +34,13 @@ local function answer(ended, h, deadline, differs, spent)
 end
 
 if ARGV[7] ~= '' and not advance(ARGV[7]) then return answer(3, {state = SETTLED}) end
-local h = known_hold(call('GET', root .. 'h:' .. id), now) or carried
+local kept = call('GET', root .. 'h:' .. id)
+local h = known_hold(kept, now)
+if not h and carried then -- it may have had a final end, from another copy, that is forgotten
+  local k = kept and read_hold(kept)
+  local charged = k and (k.state == EXPIRED or k.state == CHARGED) and now < k.until_ + PROVISIONAL
+  if charged or carried.state > EXPIRED or now - carried.deadline + carried.timeout < T.remember then h = carried end
+end
 if not h then
   if bury == 1 then
     write_hold(id, {

@@ -33,6 +33,7 @@ local JOURNAL = 3456000000
 local STAMP, STAMP_EVERY = 34560000000, 100
 local SWEEP_LIMIT = 64
 local GAUGE_TTL = 172800000
+local PROVISIONAL = 172800000 -- a hold that was charged what it held is kept so much longer than known, for a late truth
 local UNSWEPT = 3024000000 -- 35 days: an open hold outlives every window it can be charged in
 local RULE = 'BBBddd'
 local empty = true -- whether the global index of open holds may have been empty
@@ -283,7 +284,7 @@ local function end_hold(id, h, state, cost, tokens, T, now, actual)
     call('ZADD', root .. 'x', h.until_, id)
     call('PEXPIRE', root .. 'x', T.remember)
   end
-  write_hold(id, h, T.remember)
+  write_hold(id, h, T.remember + ((state == EXPIRED or state == CHARGED) and PROVISIONAL or 0))
   return doubles(booked, count)
 end
 
