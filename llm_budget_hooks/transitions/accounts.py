@@ -61,7 +61,7 @@ def enter(
                 log.oldest = at_ms
             cells.append(key, (at_ms, log.serial, amount), until)
         else:
-            rolling.coarse(log, at_ms, amount, length)
+            rolling.coarse(log, at_ms, amount, length, now)
     cells.save(key, log, until)
 
 

@@ -43,16 +43,28 @@ def width_ms(length_ms: int) -> int:
     return -(-length_ms // SLOTS)
 
 
+def _oldest_slot(length_ms: int, now_ms: int) -> int:
+    return (now_ms - length_ms + 1) // width_ms(length_ms)
+
+
 def trim(log: Log, length_ms: int, now_ms: int) -> None:
     """Drop the slots that have left the window wholly."""
-    oldest = (now_ms - length_ms + 1) // width_ms(length_ms)
+    oldest = _oldest_slot(length_ms, now_ms)
     while log.slots and log.slots[0][0] < oldest:
         log.total -= log.slots.pop(0)[1]
 
 
-def coarse(log: Log, at_ms: int, amount: int, length_ms: int) -> None:
-    """Add an amount to its slot's sum."""
+def coarse(log: Log, at_ms: int, amount: int, length_ms: int, now_ms: int) -> None:
+    """Add an amount to its slot's sum.
+
+    What is taken back goes a slot before, so that it leaves no later than the amount it is about, which may be kept
+    singly: after it the sum is too high for as long as a slot, and never too low.
+    """
     number = at_ms // width_ms(length_ms)
+    if amount < 0:
+        number -= 1
+        if number < _oldest_slot(length_ms, now_ms):
+            return
     slots = log.slots
     at = len(slots)
     while at and slots[at - 1][0] > number:
@@ -76,12 +88,12 @@ def frees_at(log: Log, entries: Iterable[Entry], need: int, length_ms: int) -> i
     Returns:
         the instant in ms, or 0 if not so much will ever leave.
     """
-    freed = 0
+    freed, last_ms = 0, None
     for at_ms, amount in _by_instant(log, entries, length_ms):
-        freed += amount
-        if freed >= need:
-            return at_ms + length_ms
-    return 0
+        if last_ms is not None and at_ms != last_ms and freed >= need:
+            break
+        freed, last_ms = freed + amount, at_ms
+    return last_ms + length_ms if last_ms is not None and freed >= need else 0
 
 
 def _by_instant(log: Log, entries: Iterable[Entry], length_ms: int) -> Iterator[Entry]:

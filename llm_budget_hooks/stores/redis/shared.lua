@@ -111,18 +111,23 @@ local function log_amount(key, log, length, at_ms, amount, T, now)
   local width = width_of(length)
   local ttl = length + width + T.timeout
   if amount ~= 0 and at_ms > now - length then
-    log[2] = log[2] + amount
     if log[3] < T.exact then
+      log[2] = log[2] + amount
       local name = root .. 'e:' .. key
       log[3], log[4], log[5] = log[3] + 1, min(log[4], at_ms), log[5] + 1
       if log[5] == 1 then call('DEL', name) end -- the entries of an account that has ended before them
       call('ZADD', name, at_ms, pack('<dd', log[5], amount))
       call('PEXPIRE', name, 2 * ttl)
     else
-      local number, slots = floor(at_ms / width), log[6]
+      -- What is taken back goes a slot before, so that it leaves no later than the amount it is about.
+      local number, slots = floor(at_ms / width) - (amount < 0 and 1 or 0), log[6]
+      local left = amount < 0 and number < floor((now - length + 1) / width)
       local at = #slots - 15
-      while at >= 1 and unpack_('<d', slots, at) > number do at = at - 16 end
-      if at >= 1 and unpack_('<d', slots, at) == number then
+      if not left then log[2] = log[2] + amount end
+      while not left and at >= 1 and unpack_('<d', slots, at) > number do at = at - 16 end
+      if left then
+        log[6] = slots
+      elseif at >= 1 and unpack_('<d', slots, at) == number then
         local _, sum = unpack_('<dd', slots, at)
         log[6] = string.sub(slots, 1, at - 1) .. pack('<dd', number, sum + amount) .. string.sub(slots, at + 16)
       else
@@ -135,31 +140,33 @@ end
 
 -- The first instant at which so much has left the window, 0 if never. A slot is as old as the last instant in it.
 local function frees_at(key, log, need, length)
-  local freed, slots, at, width = 0, log[6], 1, width_of(length)
+  local freed, last, slots, at, width = 0, nil, log[6], 1, width_of(length)
   local name, from = root .. 'e:' .. key, 0
+  local function leaves(instant, amount) -- whether enough has left before this does
+    if last and instant ~= last and freed >= need then return true end
+    freed, last = freed + amount, instant
+  end
   local function slots_before(instant)
     while at < #slots do
       local number, sum = unpack_('<dd', slots, at)
       local ends = (number + 1) * width - 1
-      if ends >= instant then return nil end
-      freed, at = freed + sum, at + 16
-      if freed >= need then return ends + length end
+      if ends >= instant then return false end
+      if leaves(ends, sum) then return true end
+      at = at + 16
     end
   end
   while true do
     local some = call('ZRANGE', name, from, from + 255, 'WITHSCORES')
     for e = 1, #some, 2 do
       local at_ms = tonumber(some[e + 1])
-      local found = slots_before(at_ms)
-      if found then return found end
       local _, amount = unpack_('<dd', some[e])
-      freed = freed + amount
-      if freed >= need then return at_ms + length end
+      if slots_before(at_ms) or leaves(at_ms, amount) then return last + length end
     end
     if #some < 512 then break end
     from = from + 256
   end
-  return slots_before(NEVER) or 0
+  if slots_before(NEVER) then return last + length end
+  return last and freed >= need and last + length or 0
 end
 
 -- Append a row to the stream for the ledger, or count that there was no room for it.
