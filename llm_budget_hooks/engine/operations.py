@@ -229,6 +229,7 @@ class Operations(Answers):
         if finish.hold is None:
             finish.hold = held.hold(self.now_ms(), self._planner.terms.timeout_ms)
         self._keep(finish, error)
+        self._told_kept(finish, held)
 
     def _keep(self, finish: Finish, error: StoreUnavailable) -> None:
         """Keep a settle or a release until the store answers again."""
@@ -261,6 +262,8 @@ class Operations(Answers):
                 if held is not None:
                     command.hold = held.hold(self.now_ms(), self._planner.terms.timeout_ms)
                 if self._outage.keep(command, self.now_ms()):
+                    if held is not None:
+                        self._told_kept(command, held)
                     return None
             answer: Finished = yield command
             if self._outage.active:
@@ -318,9 +321,18 @@ class Operations(Answers):
             trail.drain.poke()
         if trail.observers and answer.ended not in _UNCHANGED:
             kind: Any = _STATUS[answer.ended]
-            known = finish.cost_nusd if finish.final else None
-            cost = 0 if kind == "released" else held._estimate_nusd if known is None else known
-            self._told(kind, held, answer.now_ms, cost, finish.actual)
+            self._told_end(kind, finish, held, answer.now_ms)
+
+    def _told_end(self, kind: EventKind, finish: Finish, held: Reservation, now_ms: int) -> None:
+        """Tell observers that a hold has ended, or will have, once the store is back."""
+        known = finish.cost_nusd if finish.final else None
+        cost = 0 if kind == "released" else held._estimate_nusd if known is None else known
+        self._told(kind, held, now_ms, cost, finish.actual)
+
+    def _told_kept(self, finish: Finish, held: Reservation) -> None:
+        if self._trail.observers:
+            kind: EventKind = "released" if finish.ending == Ending.RELEASE else "settled"
+            self._told_end(kind, finish, held, self.now_ms())
 
     def _told(
         self, kind: EventKind, held: Reservation, now_ms: int, cost_nusd: int | None = None, actual: str = ""

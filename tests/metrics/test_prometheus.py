@@ -86,6 +86,18 @@ def test_an_engine_tells_costs_tokens_ages_and_the_waits_for_its_store(
     assert value(registry, "llm_budget_hold_age_seconds_count", kind="settled") == 2
 
 
+def test_what_is_settled_while_the_store_is_away_is_told_once(registry: CollectorRegistry) -> None:
+    with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY, observers=(PrometheusObserver(registry),)) as engine:
+        for _ in range(2):
+            held = engine.reserve(Call(model="gpt-4o-mini", tenant="acme", amount="0.02"))
+            engine.settle(held, cost="0.01")
+        engine.release(engine.reserve(Call(model="gpt-4o-mini", tenant="acme", amount="0.02")))
+    labels = {"tenant": "acme", "feature": "", "step": "", "model": "gpt-4o-mini"}
+    assert value(registry, "llm_budget_cost_dollars_total", **labels) == 0.02
+    for kind, times in (("degraded", 1), ("settled", 2), ("released", 1)):
+        assert value(registry, "llm_budget_events_total", kind=kind) == times
+
+
 async def released(engine: BudgetEngine) -> None:
     await engine.arelease(await engine.areserve(Call(model="gpt-4o-mini", tenant="acme", amount="0.1")))
     await engine.aclose()
