@@ -66,7 +66,10 @@ def _show(policy: Policy, found: list[Finding]) -> None:
         name = line["name"] if line["tenant"] is None else f"{line['tenant']}.{line['name']}"
         out.print(Text.assemble((name, "bold"), "  ", (line["sentence"], "dim" if line["off"] else "")))
     out.print()
+    off = [line["name"] for line in _explained(policy) if line["off"]]
+    if off:
+        out.print(Text(f"Switched off by a limit of 0, so that nobody is refused: {', '.join(off)}."))
     for finding in found:
         out.print(Text.assemble(("! ", "red"), (finding.place, "bold"), f"  {finding.text}"))
     if not found:
-        out.print(Text("Nothing is amiss.", "green"))
+        out.print(Text(f"Nothing{' else' if off else ''} is amiss.", "green"))

@@ -158,4 +158,5 @@ def shown(meter: str, value: Decimal | int | None) -> str:
         return UNREAD
     if meter != "usd":
         return f"{value:,}"
-    return f"${value:,.2f}" if value * 100 % 1 == 0 else f"${value:,.4f}"
+    text = f"{value:,.9f}".rstrip("0")
+    return f"${text}{'0' * (2 - len(text.partition('.')[2]))}"

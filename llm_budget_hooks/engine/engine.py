@@ -169,7 +169,7 @@ class BudgetEngine(Administration):
             ConfigurationError: a cost that cannot be; nothing is changed.
         """
         if type(reservation) is not Reservation:
-            return self.run(self._settle_by_id(str(reservation), usage, cost, model))
+            return self.run(self._settle_by_id(reservation, usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
         if self._outage.waiting:
             return self.run(self._settle_behind(reservation, finish))
@@ -193,7 +193,7 @@ class BudgetEngine(Administration):
     ) -> Settlement:
         """Same as `settle`, awaited."""
         if type(reservation) is not Reservation:
-            return await self.arun(self._settle_by_id(str(reservation), usage, cost, model))
+            return await self.arun(self._settle_by_id(reservation, usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
         if self._outage.waiting:
             return await self.arun(self._settle_behind(reservation, finish))
@@ -359,7 +359,7 @@ class BudgetEngine(Administration):
         try:
             self.flush()
         except StoreUnavailable as error:
-            _log.warning("%d settles were not sent before closing: %s", len(self._pending), error)
+            self._left_behind(error)
         self._end_trail()
         self._store.close()
 
@@ -368,9 +368,13 @@ class BudgetEngine(Administration):
         try:
             await self.aflush()
         except StoreUnavailable as error:
-            _log.warning("%d settles were not sent before closing: %s", len(self._pending), error)
+            self._left_behind(error)
         await _in_thread(self._end_trail)
         await self._store.aclose()
+
+    def _left_behind(self, error: StoreUnavailable) -> None:
+        if self._pending:
+            _log.warning("%d settles were not sent before closing: %s", len(self._pending), error)
 
     def _end_trail(self) -> None:
         self._outage.close()

@@ -169,6 +169,7 @@ class Operations(Answers):
         self, id: str, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
     ) -> Steps[Settlement]:
         """Settle a hold that is known by its id alone."""
+        id = _id_of(id)
         known = None if cost is None else checked_cost("settle", "cost", cost)
         estimate, terms, remarks = None, self._planner.terms, _NO_REMARKS
         if known is None and usage is not None:
@@ -248,7 +249,7 @@ class Operations(Answers):
 
     def _release(self, reservation: Reservation | str) -> Steps[Settlement]:
         held = reservation if isinstance(reservation, Reservation) else None
-        key = held._key if held else hold_key(str(reservation))
+        key = held._key if held else hold_key(_id_of(reservation))
         answer = yield from self._finish(Finish(key, Ending.RELEASE, self._planner.terms), held)
         return self._settlement(reservation, answer, 0, held._estimate_nusd if held else None, True)
 
@@ -390,10 +391,10 @@ class Operations(Answers):
 
     def _extend(self, reservation: Reservation | str) -> Steps[datetime]:
         held = reservation if isinstance(reservation, Reservation) else None
-        key = held._key if held else hold_key(str(reservation))
+        key = held._key if held else hold_key(_id_of(reservation))
         answer: Finished = yield Finish(key, Ending.EXTEND, self._planner.terms, now_ms=self._given_ms())
         if answer.ended != Ended.EXTENDED:
-            id = held.id if held else str(reservation)
+            id = held.id if held else _id_of(reservation)
             raise AlreadyResolved(id, _STATE.get(State(answer.state), "unknown"))
         if held is not None:
             held._deadline_ms = answer.deadline_ms
@@ -434,6 +435,12 @@ class Operations(Answers):
             self._trail.drain.poke()
         yield from self._alert(plan.command.shape, plan.command.keys, answer.spent, call, answer.now_ms)
         return Settlement(plan.id, "settled", booked, booked)
+
+
+def _id_of(reservation: object) -> str:
+    if isinstance(reservation, str) and reservation.strip():
+        return reservation
+    raise ConfigurationError(f"pass the Reservation that reserve returned, or its id, not {reservation!r:.60}")
 
 
 def _flags(final: bool, known: int | None, remarks: tuple[str, ...]) -> tuple[str, ...]:

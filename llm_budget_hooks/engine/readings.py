@@ -63,10 +63,13 @@ class Readings(Planning):
             command, lines = plan(now)
             command.now_ms = given
             answer: Balances = yield command
-            if answer.verdict != Verdict.CLOCK:
+            if answer.verdict == Verdict.CLOCK:
+                now = answer.now_ms
+            elif answer.revision != self._planner.revision:
+                yield from self._refresh()
+            else:
                 return answer, command, lines
-            now = answer.now_ms
-        raise StoreUnavailable("The store's clock moves faster than a reading can be planned.")
+        raise StoreUnavailable("The store's clock or its settings move faster than a reading can be planned.")
 
     def _status(self, tenant: str | None, user: str | None) -> Steps[list[BudgetStatus]]:
         if self._pending or self._outage.waiting:

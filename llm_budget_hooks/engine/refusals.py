@@ -78,11 +78,13 @@ def refusal(
 
 def killed(switch: Killed, tenant: str | None) -> BudgetExceeded:
     """The refusal of a call whose tenant, or everybody, was stopped."""
-    whom = f"tenant {_shown(tenant, DEFAULT_TENANT)}" if switch.tenant else "everybody"
+    name = _shown(tenant, DEFAULT_TENANT)
+    whom = f"tenant {name}" if switch.tenant else "everybody"
+    taken_back = f"engine.revive(tenant={name!r})" if switch.tenant else "engine.revive()"
     why = f": {_clean(switch.reason)}" if switch.reason else ""
     return BudgetExceeded(
         f"The kill switch is on for {whom} since {instant(switch.at_ms):%Y-%m-%d %H:%M:%S} UTC{why}. "
-        "Nothing is held; engine.revive() ends it.",
+        f"Nothing is held; {taken_back} ends it.",
         code="killed",
         scope="tenant" if switch.tenant else "global",
         public_message="This service is switched off at the moment.",

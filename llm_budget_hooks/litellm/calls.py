@@ -15,6 +15,7 @@ from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.litellm.media import amount_of
 from llm_budget_hooks.litellm.tokens import input_bound
 from llm_budget_hooks.models import Call
+from llm_budget_hooks.models.calls import SERVICE_TIERS
 from llm_budget_hooks.tokens import has_sound
 
 _KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
@@ -68,7 +69,7 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
         input_tokens=input_bound(model, asked),
         max_output_tokens=0 if kind in _NO_OUTPUT else _output_bound(asked),
         amount=amount_of(kind, model, asked, engine.prices),
-        service_tier=tier if isinstance(tier, str) and tier not in ("auto", "default") else None,
+        service_tier=tier if isinstance(tier, str) and tier.lower() in SERVICE_TIERS else None,
         writes_cache=writes_cache(asked),
         audio=_hears_or_speaks(asked),
         **identity_of(asked),

@@ -10,6 +10,12 @@ from llm_budget_hooks.models.slots import quick_init
 from llm_budget_hooks.money import parse_amount
 
 MAX_TOKENS = 10**12
+SERVICE_TIERS = frozenset((
+    "auto", "default", "standard", "standard_only", "on_demand", "scale", "flex", "on_demand_flex", "priority",
+    "on_demand_priority", "fast", "ultrafast", "balanced", "batch", "batches",
+))  # fmt: skip
+"""The names under which calls and providers know service tiers; under another one, no price is exact."""
+
 _SHARES = {
     "input_tokens": ("cache_write_1h_tokens", "cache_write_tokens", "cached_input_tokens"),
     "cached_input_tokens": ("cached_audio_tokens", "cached_image_tokens"),
@@ -70,7 +76,9 @@ class Call:
         step: the named call site inside an answer; None: the model.
         feature: the part of the product that asked.
         utterance: the user's request that this call serves; None: the surrounding `engine.utterance()`, or its own.
-        id: names this one attempt; None: made up.
+        id: names this one attempt; None: made up. All ids of a namespace are in one space, as a hold can be settled by
+            its id alone: where clients of several tenants choose ids, put the tenant in front, or one gets
+            `ReservationConflict` for what another has used.
         amount: a fixed estimate in dollars, instead of one from tokens and prices.
         service_tier: ``priority``, ``flex`` or ``batch`` if the call asks for it.
         writes_cache: whether the call writes a prompt cache, which some providers charge for.
@@ -107,6 +115,12 @@ class Call:
         for value in (self.tenant, self.user, self.step, self.feature, self.utterance, self.id, self.service_tier):
             if value is not None and type(value) is not str:
                 self._refuse_non_text()
+        if self.id is not None and not self.id.strip():
+            raise ConfigurationError("Call.id is empty; leave it out, and one is made up")
+        if self.service_tier is not None and self.service_tier.lower() not in SERVICE_TIERS:
+            raise ConfigurationError(f"Call.service_tier is no tier that there is: {self.service_tier!r:.60}")
+        if type(self.writes_cache) is not bool or type(self.audio) is not bool:
+            raise ConfigurationError("Call.writes_cache and Call.audio are True or False")
 
     def _refuse_non_text(self) -> None:
         for name in ("tenant", "user", "step", "feature", "utterance", "id", "service_tier"):
@@ -136,7 +150,7 @@ class Usage:
         input_characters: letters that were sent to be spoken, where that is what is billed.
         input_ms, output_ms: milliseconds of sound or film that were sent and made, where that is what is billed.
         service_tier: the tier that served; None: the one asked for.
-        exact: False if a count was guessed rather than reported, or cut.
+        exact: False if a count was guessed rather than reported, or cut, or if no such service tier is known.
 
     Raises:
         ConfigurationError: for a count that is negative or not a whole number.
@@ -173,6 +187,10 @@ class Usage:
             if type(count) is not int or not 0 <= count <= MAX_TOKENS:
                 self._refuse_counts()
         _checked_text("Usage", "service_tier", self.service_tier)
+        if type(self.exact) is not bool:
+            raise ConfigurationError(f"Usage.exact is True or False, not {self.exact!r:.60}")
+        if self.service_tier is not None and self.service_tier.lower() not in SERVICE_TIERS:
+            object.__setattr__(self, "exact", False)
         if (
             self.cached_input_tokens + self.cache_write_tokens + self.cache_write_1h_tokens > self.input_tokens
             or self.cached_audio_tokens + self.cached_image_tokens > self.cached_input_tokens

@@ -280,7 +280,7 @@ class Policy(_Model):
     utterance_timeout: Duration = timedelta(minutes=10)
     utterance_max_calls: Annotated[Whole, Field(ge=1)] = 200
     report_first: Literal["spend", "rates"] = "spend"
-    alert_at: tuple[float, ...] = (0.8,)
+    alert_at: tuple[Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)], ...] = (0.8,)
     clamp: bool = False
     soft_ceiling: Annotated[float, Field(ge=1, le=100)] = 1.5
     cached_discount: Annotated[Decimal, Field(ge=0, le=1)] = Decimal(1)

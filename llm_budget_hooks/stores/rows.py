@@ -34,6 +34,7 @@ SCHEMA = (
     "CREATE TABLE outbox (number INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, entry TEXT NOT NULL)",
     "CREATE INDEX outbox_of ON outbox (space, number)",
 )
+TABLES = ("cells", "entries", "holds", "settings", "outbox")
 _PURGE_ROWS = 256
 _FORGOTTEN = (
     f"state <> {int(State.OPEN)} AND until < ? - CASE WHEN state IN ({int(State.EXPIRED)}, {int(State.CHARGED)}) "

@@ -14,15 +14,19 @@ import random
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
-from llm_budget_hooks.stores.rows import SCHEMA, SCHEMA_VERSION, SqliteCells
+from llm_budget_hooks.stores.rows import SCHEMA, SCHEMA_VERSION, TABLES, SqliteCells
 from llm_budget_hooks.transitions import Answer, Command, apply
 
 _HEADER = b"SQLite format 3\x00"
+_TABLES = (
+    "SELECT user_version FROM pragma_user_version UNION ALL SELECT name FROM sqlite_master WHERE type = 'table'"
+)
 _PURGE_EVERY = 64
 _CHECKPOINT_PAGES = 4000
 _abandoned: list[sqlite3.Connection] = []
@@ -87,7 +91,17 @@ class SqliteStore:
         return time.time_ns() // 1_000_000
 
     def probe(self) -> None:
-        """Nothing to look at."""
+        """See `Store.probe`; what cannot be read now is left for later."""
+        if not self._path.exists():
+            return
+        try:
+            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=0)) as file:
+                version, *names = [row[0] for row in file.execute(_TABLES)]
+        except sqlite3.Error:
+            return
+        ours = [name for name in names if name in TABLES]
+        if (ours and not version) or (version == SCHEMA_VERSION and len(ours) < len(TABLES)):
+            raise ConfigurationError(f"{self._path.name} is the database of another program; name another file.")
 
     def ask_again(self) -> None:
         """Nothing to do: every command asks."""

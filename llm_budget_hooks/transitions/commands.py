@@ -364,12 +364,21 @@ class Balance:
 
 @dataclass(slots=True)
 class Balances:
-    """The answer to a `Read`; `verdict` is ``ADMITTED`` or ``CLOCK``, `calls` the calls of the utterance."""
+    """The answer to a `Read`.
+
+    Attributes:
+        verdict: ``ADMITTED`` or ``CLOCK``.
+        now_ms: the store's time.
+        accounts: the balances, in the order of the keys.
+        calls: the calls of the utterance.
+        revision: the number of the settings, so that a reader sees whether it goes by those of now.
+    """
 
     verdict: int
     now_ms: int
     accounts: tuple[Balance, ...] = ()
     calls: int = 0
+    revision: int = 0
 
 
 @dataclass(slots=True)

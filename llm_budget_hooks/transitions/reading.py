@@ -36,7 +36,7 @@ def read(cells: Cells, command: Read, now: int) -> Balances:
         fixed = rule.kind == Kind.FIXED and accounts[at] is not None and start == accounts[at][2]
         resets = start + rule.length_ms if fixed else rule.ends_ms
         found.append(Balance(spent, held, resets))
-    return Balances(Verdict.ADMITTED, now, tuple(found), utterance[2] if utterance else 0)
+    return Balances(Verdict.ADMITTED, now, tuple(found), utterance[2] if utterance else 0, cells.revision())
 
 
 def _rolling_balance(cells: Cells, key: str, log: rolling.Log | None, rule: Rule, now: int) -> Balance:

@@ -71,7 +71,9 @@ def test_each_budget_is_a_sentence(policy: Path) -> None:
 def test_the_sentences_are_what_a_person_reads(policy: Path) -> None:
     done = llm_budget("check", policy)
     assert "global-usd-day  Everybody together may spend $50.00" in done.out
-    assert done.out.endswith("Nothing is amiss.\n")
+    assert "Switched off by a limit of 0, so that nobody is refused: " in done.out
+    assert done.out.endswith("Nothing else is amiss.\n")
+    assert "\n\nNothing is amiss.\n" in llm_budget("check", "--preset", "zeno").out
 
 
 @pytest.mark.parametrize("name", PRESETS)

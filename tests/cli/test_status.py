@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from commands import llm_budget
 
 from llm_budget_hooks import BudgetEngine, Call
+from llm_budget_hooks.cli.status import shown
 
 POLICY = """
 store_timeout = "10s"
@@ -174,3 +176,11 @@ def test_watching_draws_the_table_again(watching: Any) -> None:
     running.send_signal(signal.SIGINT)
     running.communicate()
     assert running.returncode == 0
+
+
+def test_amounts_have_as_many_digits_as_they_need() -> None:
+    amounts = ("2", "0.1", "0.00013", "0.0000111", "1234.5", "0.000000001")
+    assert [shown("usd", Decimal(amount)) for amount in amounts] == [
+        "$2.00", "$0.10", "$0.00013", "$0.0000111", "$1,234.50", "$0.000000001",
+    ]  # fmt: skip
+    assert (shown("usd", None), shown("calls", 1200)) == ("unread", "1,200")

@@ -115,6 +115,39 @@ def test_a_kill_and_an_override_hold_in_the_next_reserve_of_every_process(shared
         assert (caught.value.limit, caught.value.spent) == (Decimal("0.50"), Decimal("0.95"))
 
 
+def test_status_shows_a_limit_that_another_process_has_set(shared_url: str) -> None:
+    rules = {"budgets": [USER_DAY], "store_timeout": "10s"}
+    with BudgetEngine.open(shared_url, rules) as engine, BudgetEngine.open(shared_url, rules) as other:
+        engine.charge(call(), cost="0.25")
+        other.override("user-day", "$5", tenant="acme", by="ops")
+        shown = engine.status("acme", "u1")[0]
+        assert (shown.limit, shown.spent, shown.available) == (5, Decimal("0.25"), Decimal("4.75"))
+        other.override("user-day", None, tenant="acme", by="ops")
+        assert asyncio.run(shown_and_closed(engine))[0].limit == 1
+        trips: list[object] = []
+        execute = engine._store.execute
+        engine._store.execute = lambda command: trips.append(command) or execute(command)  # type: ignore[method-assign]
+        assert engine.status("acme", "u1")[0].limit == 1
+        assert len(trips) == 1
+
+
+async def shown_and_closed(engine: BudgetEngine) -> list[Any]:
+    shown = await engine.astatus("acme", "u1")
+    await engine._store.aclose()
+    return shown
+
+
+def test_a_refusal_says_how_its_own_kill_is_taken_back(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    engine.kill("acme")
+    with pytest.raises(BudgetExceeded, match=r"engine\.revive\(tenant='acme'\) ends it"):
+        engine.reserve(call())
+    engine.revive("acme")
+    engine.kill()
+    with pytest.raises(BudgetExceeded, match=r"engine\.revive\(\) ends it"):
+        engine.reserve(call())
+
+
 def test_three_injections_within_five_minutes_engage_the_switch_once(opened: Opened, clock: Clock) -> None:
     engine = opened(USER_DAY)
     assert not engine.report_injection("acme")

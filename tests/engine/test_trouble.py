@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, Policy, StoreUnavailable
+from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, Policy, StoreUnavailable, Usage
+from llm_budget_hooks.models.calls import SERVICE_TIERS
+from llm_budget_hooks.pricing.rates import SERVICE_TIERS as PRICED_TIERS
+from llm_budget_hooks.stores.rows import SCHEMA_VERSION
 from llm_budget_hooks.testing import DelayProxy, FakeProvider, RedisServer
 
 POLICY = {
@@ -73,6 +78,42 @@ def test_a_bad_url_is_refused(url: Any) -> None:
         BudgetEngine.open(url, POLICY)
 
 
+@pytest.mark.parametrize("share", ["nan", "inf", "-1", "0", "100.5"])
+def test_a_share_that_no_account_can_reach_is_refused(share: str) -> None:
+    with pytest.raises(ConfigurationError, match="alert_at"):
+        Policy(alert_at=[float(share)])
+    assert Policy(alert_at=[0.5, 1.2]).alert_at == (0.5, 1.2)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: Call(model="m", id=""), "Call.id"),
+        (lambda: Call(model="m", service_tier="bogus"), "service_tier"),
+        (lambda: Call(model="m", audio="no"), "True or False"),
+        (lambda: Usage(exact="no"), "Usage.exact"),
+    ],
+)
+def test_a_call_or_a_usage_that_cannot_be_meant_is_refused(made: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        made()
+
+
+def test_a_usage_of_a_tier_that_nobody_knows_is_not_exact() -> None:
+    assert not Usage(input_tokens=1, service_tier="bogus").exact
+    assert set(PRICED_TIERS) <= SERVICE_TIERS
+    assert all(Usage(input_tokens=1, service_tier=tier.upper()).exact for tier in SERVICE_TIERS)
+
+
+@pytest.mark.parametrize("nothing", [None, "", 7])
+def test_an_end_says_what_to_pass(nothing: Any) -> None:
+    with BudgetEngine.open("memory://", POLICY) as engine:
+        for end in (lambda: engine.settle(nothing, cost="0.1"), lambda: engine.release(nothing),
+                    lambda: engine.extend(nothing), lambda: asyncio.run(engine.asettle(nothing))):  # fmt: skip
+            with pytest.raises(ConfigurationError, match="the Reservation that reserve returned"):
+                end()
+
+
 def test_b004_a_private_store_says_so() -> None:
     assert BudgetEngine.open("memory://", POLICY).shared is False
     with pytest.raises(ConfigurationError, match="require_shared"):
@@ -87,6 +128,30 @@ def test_a_file_that_is_no_database_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not exist"):
         BudgetEngine.open(f"sqlite:///{tmp_path}/none/a.db", POLICY)
     assert path.read_text().startswith("these are my notes")
+
+
+@pytest.mark.parametrize("made", ["CREATE TABLE cells (x)", f"PRAGMA user_version = {SCHEMA_VERSION}"])
+def test_the_database_of_another_program_is_refused_at_once_and_left_as_it_is(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.execute("CREATE TABLE names (name)")
+        theirs.execute(made)
+        theirs.commit()
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="another program"):
+        BudgetEngine.open(f"sqlite:///{path}", POLICY)
+    assert path.read_bytes() == before
+
+
+def test_a_database_with_tables_of_other_names_is_shared(tmp_path: Path) -> None:
+    path = tmp_path / "ours.db"
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.execute("CREATE TABLE names (name)")
+    for _ in range(2):
+        with BudgetEngine.open(f"sqlite:///{path}", POLICY) as engine:
+            engine.charge(CALL, cost="0.10")
+    assert str(engine.status()[0].spent) == "0.2"
+    engine.close()
 
 
 def test_a_database_that_cannot_be_written_refuses_and_books_nothing(tmp_path: Path) -> None:
@@ -243,6 +308,18 @@ def test_a_redis_out_of_memory_says_so() -> None:
         with pytest.raises(StoreUnavailable, match="out of memory"):
             engine.reserve(CALL)
         engine.close()
+
+
+def test_what_was_not_sent_is_said_at_closing_only_where_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}"
+    engine = BudgetEngine.open(url, POLICY)
+    engine.close()
+    asyncio.run(engine.aclose())
+    assert "not sent" not in caplog.text
+    assert engine.settle("some", cost="0.1").pending
+    engine.close()
+    assert "1 settles were not sent before closing" in caplog.text
 
 
 def test_a_server_that_is_no_redis_and_one_that_is_not_there_say_so() -> None:

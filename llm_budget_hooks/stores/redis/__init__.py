@@ -23,7 +23,7 @@ from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.stores.breaker import Breaker
 from llm_budget_hooks.stores.redis.codec import FINISH, READ, RECORDS, RESERVE, decode, encode, script_of
-from llm_budget_hooks.stores.redis.connections import Arguments, AsyncConnections, SyncConnections
+from llm_budget_hooks.stores.redis.connections import Arguments, AsyncConnections, SyncConnections, check_options
 from llm_budget_hooks.stores.redis.topology import Topology
 from llm_budget_hooks.transitions import Answer, Command, Ended, Epoch, Finish, Mode, Reserve, Verdict
 
@@ -50,6 +50,7 @@ class RedisStore:
     ) -> None:
         self._url = url
         self._topology = Topology(url)
+        check_options(self._topology)
         self._timeout_s = timeout_s
         self._root = f"lbh:{{{namespace}}}:"
         self._skew_ms = 0

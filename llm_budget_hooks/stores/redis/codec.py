@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from struct import Struct, calcsize, unpack_from
-from typing import Final, cast
+from struct import error as struct_error
+from typing import Any, Final, cast
 
 from llm_budget_hooks.errors import StoreUnavailable
 from llm_budget_hooks.stores.redis import records
@@ -32,6 +33,7 @@ from llm_budget_hooks.transitions import (
     Verdict,
 )
 
+_NO_ANSWER: Final = "The server's answer is not one of this package's scripts. Is it really a Redis?"
 _THIRTEEN: Final = Struct("<ddddddddddddd")
 _ELEVEN: Final = Struct("<ddddddddddd")
 _SCOPES: Final = {"global": 0, "tenant": 1, "user": 2, "answer": 2}
@@ -200,8 +202,13 @@ def decode(command: Command, reply: object) -> Answer:
     Raises:
         StoreUnavailable: the reply is not the answer to this command; the connection is out of step.
     """
-    if not isinstance(reply, bytes):
-        raise StoreUnavailable("The server's answer is not one of this package's scripts. Is it really a Redis?")
+    try:
+        return _decoded(command, reply)
+    except (struct_error, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise StoreUnavailable(_NO_ANSWER) from error
+
+
+def _decoded(command: Command, reply: Any) -> Answer:
     if type(command) is Reserve:
         return _decode_reserve(command, _echoed(command.id, reply))
     if type(command) is Finish:
@@ -256,10 +263,10 @@ def _failure(row: tuple[float, ...]) -> Failure:
 
 
 def _decode_balances(reply: bytes) -> Balances:
-    verdict, now, calls = unpack_from("<Bdd", reply)
-    rows = Struct("<ddd").iter_unpack(reply[calcsize("<Bdd") :])
+    verdict, now, calls, revision = unpack_from("<Bddd", reply)
+    rows = Struct("<ddd").iter_unpack(reply[calcsize("<Bddd") :])
     accounts = tuple(Balance(int(spent), int(reserved), int(resets)) for spent, reserved, resets in rows)
-    return Balances(verdict, int(now), accounts, int(calls))
+    return Balances(verdict, int(now), accounts, int(calls), int(revision))
 
 
 def _decode_orphans(reply: bytes) -> OrphanList:

@@ -21,8 +21,9 @@ from redis.connection import ConnectionPool
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
-from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.stores.redis.codec import Script
+from llm_budget_hooks.stores.redis.deadlines import Deadlined
 from llm_budget_hooks.stores.redis.topology import Address, Topology
 
 Arguments = tuple[bytes | str, ...]
@@ -30,6 +31,27 @@ _MAX_CONNECTIONS = 32
 _IDLE_S = 0.5
 _MAX_HOPS = 3
 _WHERE = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME")
+_NO_REDIS = "no Redis answers like that"
+_NONSENSE = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
+
+
+def check_options(topology: Topology) -> None:
+    """See that redis-py takes what is written after the ? of a URL.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    try:
+        for pool in (ConnectionPool, AsyncConnectionPool):
+            pool.from_url(topology.options).make_connection()
+    except (exceptions.RedisError, *_NONSENSE) as error:
+        raise ConfigurationError(f"An option after the ? of the store's URL does not fit: {error}") from None
+
+
+def _pool(url: str, **options: Any) -> Any:
+    pool: Any = ConnectionPool.from_url(url, **options, max_connections=2**31)
+    pool.connection_class = type("Connection", (Deadlined, pool.connection_class), {})
+    return pool
 
 
 def busy(sent: bool) -> StoreUnavailable:
@@ -50,8 +72,8 @@ class SyncConnections:
         self._timeout_s = timeout_s
         self._topology = topology
         made = {"decode_responses": False, "retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
-        self._factory: Any = ConnectionPool.from_url(topology.options, **made, max_connections=2**31)
-        self._sentinels: Any = ConnectionPool.from_url(topology.sentinels, **made, max_connections=2**31)
+        self._factory = _pool(topology.options, **made)
+        self._sentinels = _pool(topology.sentinels, **made)
         self._free: deque[tuple[Any, float]] = deque()
         self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
@@ -72,6 +94,8 @@ class SyncConnections:
             if late:
                 raise busy(sent=True) from None
             raise
+        except _NONSENSE as error:
+            raise exceptions.InvalidResponse(_NO_REDIS) from error
         finally:
             self._room.release()
 
@@ -132,7 +156,7 @@ class SyncConnections:
             try:
                 ends = now + (deadline - now) / (len(hosts) - at + 1)
                 found = topology.told(self._ask(sentinel, ends, *_WHERE, topology.service))
-            except exceptions.RedisError:
+            except (exceptions.RedisError, *_NONSENSE):
                 continue
             finally:
                 sentinel.disconnect()
@@ -147,17 +171,19 @@ class SyncConnections:
             return self._ask(connection, deadline, "EVAL", script.source, 1, root, *arguments)
 
     def _ask(self, connection: Any, deadline: float, *command: Any) -> object:
+        connection.deadline = deadline
         if not connection.is_connected:
             self._connect(connection, deadline)
         connection.send_packed_command(connection.pack_command(*command), check_health=False)
-        if not connection.can_read(timeout=max(deadline - time.monotonic(), 0)):
-            raise exceptions.TimeoutError("no reply in time")
         return connection.read_response(disable_decoding=True)
 
     def _connect(self, connection: Any, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        connection.socket_timeout = connection.socket_connect_timeout = max(left, 0.001)
-        connection.connect()
+        connection.deadline = deadline
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -192,6 +218,8 @@ class AsyncConnections:
             if late:
                 raise busy(sent=not waiting) from None
             raise exceptions.TimeoutError("no reply in time") from None
+        except _NONSENSE as error:
+            raise exceptions.InvalidResponse(_NO_REDIS) from error
 
     async def _with_connection(
         self, script: Script, root: str, arguments: Arguments, hops: int = _MAX_HOPS
@@ -230,6 +258,9 @@ class AsyncConnections:
                 topology.gone((connection.host, connection.port))
                 if not left:
                     raise
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
             else:
                 break
         return connection
@@ -247,7 +278,7 @@ class AsyncConnections:
             try:
                 async with asyncio.timeout(self._timeout_s / (len(hosts) + 1)):
                     found = topology.told(await self._ask(sentinel, *_WHERE, topology.service))
-            except (TimeoutError, exceptions.RedisError):
+            except (TimeoutError, exceptions.RedisError, *_NONSENSE):
                 continue
             finally:
                 await sentinel.disconnect(nowait=True)

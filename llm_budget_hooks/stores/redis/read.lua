@@ -8,7 +8,7 @@
 -- ARGV[3]  zero-ended strings: scopes, account keys, utterance, id of one hold or empty
 --
 -- Returns for balances a packed verdict byte (0, or 5: the time is outside from..until), the time, the calls of
--- the utterance, then per account: spent, reserved, when its window ends (0: it has no end).
+-- the utterance, the number of the settings, then per account: spent, reserved, when its window ends (0: it has no end).
 -- For holds: the time, then per hold its id and its record as stored, each after its length.
 
 local T = {}
@@ -38,10 +38,11 @@ if most > 0 then
   return table.concat(listed)
 end
 
-if now < from or now >= until_ then return pack('<Bdd', 5, now, 0) end
+if now < from or now >= until_ then return pack('<Bddd', 5, now, 0, 0) end
 local utterance = names[1 + m + n]
 local wanted = {root .. 'u:' .. utterance}
 for i = 1, n do wanted[1 + i] = root .. 'a:' .. names[m + i] end
+wanted[2 + n] = root .. 'r'
 local found = call('MGET', unpack(wanted))
 local began, calls = 0, 0
 if utterance ~= '' and found[1] then
@@ -49,7 +50,7 @@ if utterance ~= '' and found[1] then
   if now < last + T.utterance_timeout + T.timeout then began, calls = start, count end
 end
 local rules = {unpack_('<' .. string.rep(RULE, n), ARGV[2])}
-local listed = {pack('<Bdd', 0, now, calls)}
+local listed = {pack('<Bddd', 0, now, calls, tonumber(found[2 + n] or 0))}
 for i = 1, n do
   local r, raw, spent, held, resets = 6 * (i - 1), found[1 + i], 0, 0, 0
   local kind, length = rules[r + 2], rules[r + 6]
