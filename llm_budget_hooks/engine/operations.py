@@ -166,10 +166,10 @@ class Operations(Answers):
         return self._settlement(held, answer, finish.cost_nusd, held._estimate_nusd, finish.final)
 
     def _settle_by_id(
-        self, id: str, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
+        self, given: object, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
     ) -> Steps[Settlement]:
         """Settle a hold that is known by its id alone."""
-        id = _id_of(id)
+        id = _id_of(given)
         known = None if cost is None else checked_cost("settle", "cost", cost)
         estimate, terms, remarks = None, self._planner.terms, _NO_REMARKS
         if known is None and usage is not None:

@@ -125,8 +125,8 @@ def test_status_shows_a_limit_that_another_process_has_set(shared_url: str) -> N
         other.override("user-day", None, tenant="acme", by="ops")
         assert asyncio.run(shown_and_closed(engine))[0].limit == 1
         trips: list[object] = []
-        execute = engine._store.execute
-        engine._store.execute = lambda command: trips.append(command) or execute(command)  # type: ignore[method-assign]
+        ask = engine._ask
+        engine._ask = lambda command: trips.append(command) or ask(command)
         assert engine.status("acme", "u1")[0].limit == 1
         assert len(trips) == 1
 

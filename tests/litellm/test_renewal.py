@@ -97,7 +97,7 @@ def test_calls_of_which_half_never_end_leave_a_bounded_map(capped: MakeEngine) -
         return [look async for look in unended["drive"](1000, 5)]
 
     for _, looked_after, kept in asyncio.run(run()):
-        assert max(looked_after, kept) < 10
+        assert max(looked_after, kept) < unended["BOUND"]  # what the collector has not come to yet is counted too
     assert wait_settled(10)
     assert balance(engine, "calls") == (1000, 0)
     assert balance(engine, "open") == (0, 0)
