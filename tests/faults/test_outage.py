@@ -365,7 +365,7 @@ def test_observers_are_told_when_it_begins_and_when_it_is_over(proxy: DelayProxy
         engine.settle(engine.reserve(CALL), cost="0.01")
         proxy.stall = False
         engine.flush()
-    assert [event.kind for event in events] == ["degraded", "reserved", "restored"]
+    assert [event.kind for event in events] == ["degraded", "reserved", "settled", "restored"]
 
 
 def test_a_file_that_cannot_be_written_is_store_trouble_too(tmp_path: Path) -> None:
