@@ -112,10 +112,9 @@ def _at_most(outputs: int, output_p90: int | None, mode: EstimateMode) -> bool:
 
 
 def _bound_nusd(call: Call, price: Priced, inputs: int, outputs: int) -> int:
-    if call.writes_cache or call.audio or call.service_tier is not None:
-        asked = {"writes_cache": call.writes_cache, "audio": call.audio}
-        return price.bound_nusd(inputs, outputs, service_tier=call.service_tier, **asked)
-    return price.bound_nusd(inputs, outputs)
+    return price.bound_nusd(
+        inputs, outputs, writes_cache=call.writes_cache, service_tier=call.service_tier, audio=call.audio
+    )
 
 
 def tokens(

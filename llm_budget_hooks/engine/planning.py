@@ -186,10 +186,11 @@ class Planning:
                 return plan, self._unreached(plan, error)
             if self._outage.active:
                 self._restored()
-            self._learnt(plan, answer)
             if answer.verdict == Verdict.STALE:
                 yield from self._refresh()
-            elif answer.verdict not in (Verdict.CLOCK, Verdict.LEARN):
+            elif answer.verdict == Verdict.LEARN:
+                self._learnt(plan, answer)
+            elif answer.verdict != Verdict.CLOCK:
                 return plan, answer
             now = answer.now_ms
         raise StoreUnavailable("The store's clock moves faster than a call can be planned. Nothing is held.")
@@ -359,14 +360,21 @@ class Planning:
     def _alert(self, shape: Shape, keys: tuple[str, ...], spent: tuple[int, ...], call: Call, now: int) -> Steps[None]:
         """Fire the alerts of thresholds that were reached, each once among all processes."""
         for rule, amount, share, asked in self._trail.due(shape.rules, keys, spent, self.policy.alert_at, now):
-            asked.now_ms = self._given_ms()
-            try:
-                answer: OnceAnswer = yield asked
-            except StoreUnavailable as error:
-                _log.warning("An alert could not be checked: %s", error)
+            first = yield from self._once(asked)
+            if first is None:
                 return
-            if answer.yes:
+            if first:
                 yield from self._tell_alert(rule, amount, share, call, now)
+
+    def _once(self, asked: Once) -> Steps[bool | None]:
+        """Whether an alert is this process's to give; None if the store does not answer."""
+        asked.now_ms = self._given_ms()
+        try:
+            answer: OnceAnswer = yield asked
+        except StoreUnavailable as error:
+            _log.warning("An alert could not be checked: %s", error)
+            return None
+        return answer.yes
 
     def _tell_alert(self, rule: Rule, amount: int, share: float, call: Call, now: int) -> Steps[None]:
         tenant = call.tenant if rule.scope != "global" else None
@@ -384,13 +392,7 @@ class Planning:
 
     def _tell_burst(self, event: Event, asked: Once) -> Steps[None]:
         """Alert of a burst of refusals, once among all processes that see it."""
-        asked.now_ms = self._given_ms()
-        try:
-            answer: OnceAnswer = yield asked
-        except StoreUnavailable as error:
-            _log.warning("An alert could not be checked: %s", error)
-            return
-        if answer.yes:
+        if (yield from self._once(asked)):
             self._trail.alert(event)
             text = f"{event.budget} has refused {event.times} times within a minute"
             yield from self._post("event", event_facts("alert", text=text, tenant=event.tenant, user=event.user))

@@ -168,7 +168,7 @@ def _check(
                 roll(cells, command.keys[at], account, rule, now)
             spent, held = account.total, account.reserved
         else:
-            if account is None or kind in (_FIXED, _ANSWER):
+            if account is None or kind in _STARTED:
                 account = accounts[at] = current(account, rule, utterance, now)
             spent, held, starts[at] = account
         amount = amounts[at]
@@ -242,23 +242,7 @@ def _admit(
 ) -> Reserved:
     terms, keys, mode = command.terms, command.keys, command.mode
     charged = mode > Mode.HOLD
-    save = cells.save
-    for at, rule in enumerate(command.shape.rules):
-        kind, until = rule.kind, rule.until_ms
-        if until and now >= until:
-            continue
-        if charged and rule.meter == _IN_FLIGHT:
-            amounts[at] = 0
-        key, amount, account = keys[at], amounts[at], accounts[at]
-        if not key or not (amount or kind in _STARTED):
-            continue
-        if kind == _ROLLING:
-            log_take(cells, key, rule, account, amount, charged or rule.kept, terms, now)
-            continue
-        side = 0 if charged or rule.kept else 1
-        total = account[side] + amount
-        account[side] = total if total < MAX_AMOUNT else MAX_AMOUNT
-        save(key, account, until or expiry(rule, account[2], terms, now))
+    _take(cells, command, amounts, accounts, now)
     if utterance is not None:
         hits = [base(k) for k, r in zip(keys, command.shape.rules, strict=True) if r.meter == _UTTERANCES]
         utterance[1] = now
@@ -283,6 +267,27 @@ def _admit(
         cells.enter(command.id, command.scopes, deadline)
     cells.save_hold(command.id, hold)
     return Reserved(Verdict.ADMITTED, now, now, deadline, held, tuple(starts), spent=spent)
+
+
+def _take(cells: Cells, command: Reserve, amounts: list[int], accounts: list[Any], now: int) -> None:
+    """Put the amounts into the accounts, which are up to now: as spent where they are kept, else as reserved."""
+    terms, keys, save, charged = command.terms, command.keys, cells.save, command.mode > Mode.HOLD
+    for at, rule in enumerate(command.shape.rules):
+        kind, until = rule.kind, rule.until_ms
+        if until and now >= until:
+            continue
+        if charged and rule.meter == _IN_FLIGHT:
+            amounts[at] = 0
+        key, amount, account = keys[at], amounts[at], accounts[at]
+        if not key or not (amount or kind in _STARTED):
+            continue
+        if kind == _ROLLING:
+            log_take(cells, key, rule, account, amount, charged or rule.kept, terms, now)
+            continue
+        side = 0 if charged or rule.kept else 1
+        total = account[side] + amount
+        account[side] = total if total < MAX_AMOUNT else MAX_AMOUNT
+        save(key, account, until or expiry(rule, account[2], terms, now))
 
 
 def finish(cells: Cells, command: Finish, now: int) -> Finished:
@@ -390,10 +395,30 @@ def _end(
     Returns:
         what is spent in each account now, 0 where nothing was changed.
     """
-    keys, rules, was, save = hold.keys, hold.shape.rules, hold.state, cells.save
+    keys, was = hold.keys, hold.state
     accounts = cells.load((*keys, *[f"y:{key}" for key, _ in samples]) if samples else keys)
     for (key, value), known in zip(samples, accounts[len(keys) :], strict=True):
         records.put_sample(cells, key, known, value, now)
+    spent = _give_way(cells, hold, accounts, cost_nusd, tokens, terms, now, lost=lost)
+    if was == _OPEN:
+        cells.leave(id, hold.scopes, hold.deadline_ms)
+    elif was == _EXPIRED:
+        cells.expired(id, 0)
+    if terms.outbox_max:
+        cells.post((_KINDS[state], id, _KINDS[was], now, hold.note, actual), terms.outbox_max)
+    _close(hold, state, cost_nusd, tokens, terms, now)
+    if state == _EXPIRED:
+        cells.expired(id, hold.until_ms)
+    cells.save_hold(id, hold)
+    return spent
+
+
+def _give_way(
+    cells: Cells, hold: Hold, accounts: list[Any], cost_nusd: int | None, tokens: int | None, terms: Terms, now: int,
+    *, lost: bool,
+) -> tuple[int, ...]:  # fmt: skip
+    """See `_end`: what the accounts of a hold have of it, before it is another state's."""
+    keys, rules, was, save = hold.keys, hold.shape.rules, hold.state, cells.save
     spent = [0] * len(keys)
     for at, held in enumerate(hold.held):
         rule = rules[at]
@@ -421,16 +446,6 @@ def _end(
             spent[at] = account[0] = 0 if total < 0 else total if total < MAX_AMOUNT else MAX_AMOUNT
             account[1] = left if left > 0 else 0
             save(key, account, until)
-    if was == _OPEN:
-        cells.leave(id, hold.scopes, hold.deadline_ms)
-    elif was == _EXPIRED:
-        cells.expired(id, 0)
-    if terms.outbox_max:
-        cells.post((_KINDS[state], id, _KINDS[was], now, hold.note, actual), terms.outbox_max)
-    _close(hold, state, cost_nusd, tokens, terms, now)
-    if state == _EXPIRED:
-        cells.expired(id, hold.until_ms)
-    cells.save_hold(id, hold)
     return tuple(spent)
 
 

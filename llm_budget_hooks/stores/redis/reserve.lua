@@ -54,11 +54,11 @@ if not replay and (now < from or now >= until_) then return pack('<Bd', 5, now) 
 
 local runs = history ~= '' and found[4 + n] or ''
 if since < MAX_AMOUNT then
-  local fewest = 5
+  local count = 0
   for at = 1, #runs, 16 do
-    if unpack_('<d', runs, at) > since then fewest = fewest - 1 end
+    if unpack_('<d', runs, at) > since then count = count + 1 end
   end
-  if fewest <= 0 then return pack('<Bd', 7, now) .. runs .. id end
+  if count >= FEWEST then return pack('<Bd', 7, now) .. runs .. id end
 end
 
 local began, calls, hits = 0, 0, ''

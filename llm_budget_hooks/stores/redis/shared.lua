@@ -28,7 +28,7 @@ local OPEN, EXPIRED, RELEASED, CHARGED, SETTLED = 0, 1, 2, 3, 4
 local MAX_AMOUNT = 9007199254740992
 local NEVER = MAX_AMOUNT
 local KINDS = {[0] = 'open', 'expired', 'released', 'charged', 'settled'}
-local SAMPLES, HISTORY = 20, 2592000000
+local FEWEST, SAMPLES, HISTORY = 5, 20, 2592000000
 local JOURNAL = 3456000000
 local STAMP, STAMP_EVERY = 34560000000, 100
 local SWEEP_LIMIT = 64
@@ -106,6 +106,25 @@ local function roll(key, log, length, now)
   call('SET', root .. 'a:' .. key, log_text(log), 'KEEPTTL')
 end
 
+-- Add an amount to its slot's sum. What is taken back goes a slot before, so that it leaves no later than what it is
+-- about.
+local function coarse(log, length, at_ms, amount, now)
+  local width, slots = width_of(length), log[6]
+  local number, at = floor(at_ms / width), #slots - 15
+  if amount < 0 then
+    number = number - 1
+    if number < floor((now - length + 1) / width) then return end
+  end
+  log[2] = log[2] + amount
+  while at >= 1 and unpack_('<d', slots, at) > number do at = at - 16 end
+  if at >= 1 and unpack_('<d', slots, at) == number then
+    local _, sum = unpack_('<dd', slots, at)
+    log[6] = string.sub(slots, 1, at - 1) .. pack('<dd', number, sum + amount) .. string.sub(slots, at + 16)
+  else
+    log[6] = string.sub(slots, 1, at + 15) .. pack('<dd', number, amount) .. string.sub(slots, at + 16)
+  end
+end
+
 -- Book an amount at its reserve instant, unless that has left the window, and save the account.
 local function log_amount(key, log, length, at_ms, amount, T, now)
   local width = width_of(length)
@@ -119,20 +138,7 @@ local function log_amount(key, log, length, at_ms, amount, T, now)
       call('ZADD', name, at_ms, pack('<dd', log[5], amount))
       call('PEXPIRE', name, 2 * ttl)
     else
-      -- What is taken back goes a slot before, so that it leaves no later than the amount it is about.
-      local number, slots = floor(at_ms / width) - (amount < 0 and 1 or 0), log[6]
-      local left = amount < 0 and number < floor((now - length + 1) / width)
-      local at = #slots - 15
-      if not left then log[2] = log[2] + amount end
-      while not left and at >= 1 and unpack_('<d', slots, at) > number do at = at - 16 end
-      if left then
-        log[6] = slots
-      elseif at >= 1 and unpack_('<d', slots, at) == number then
-        local _, sum = unpack_('<dd', slots, at)
-        log[6] = string.sub(slots, 1, at - 1) .. pack('<dd', number, sum + amount) .. string.sub(slots, at + 16)
-      else
-        log[6] = string.sub(slots, 1, at + 15) .. pack('<dd', number, amount) .. string.sub(slots, at + 16)
-      end
+      coarse(log, length, at_ms, amount, now)
     end
   end
   call('SET', root .. 'a:' .. key, log_text(log), 'PX', ttl)
