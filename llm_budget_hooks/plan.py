@@ -142,7 +142,7 @@ class Planner:
         self._identified = policy.missing_identity == "deny"
         self.histories = Histories()
         self.revision = 0
-        budgets = [*policy.budgets, *(budget for tenant in policy.tenants.values() for budget in tenant.budgets)]
+        budgets = [budget for _, budget in policy.written()]
         self.counts_entries = any(budget.count == "entry" for budget in budgets)
         self.limits_answers = any(budget.scope == "answer" for budget in budgets)
 
@@ -180,8 +180,7 @@ class Planner:
         compiled = self._compile(tenant, call.feature, call.model, now_ms)
         hashes = identity(tenant, user)
         utterance = digest("a", tenant, user, call.utterance) if call.utterance else ""
-        price, kept, guess = None, None, None
-        read, since_ms = "", MAX_AMOUNT
+        price, kept, guess, read, since_ms = None, None, None, "", MAX_AMOUNT
         if actual is None:
             price = compiled.price
             if price is not None and price.changes:
@@ -189,11 +188,7 @@ class Planner:
             if compiled.learns:
                 kept = self._histories(call, compiled, tenant, price)
                 if kept[0]:
-                    step = call.step or call.model
-                    guess, old = self.histories.known(kept[0], step, now_ms)
-                    if old:
-                        read = kept[0]
-                        since_ms = self.histories.since_ms(step, now_ms) if guess is None else MAX_AMOUNT
+                    guess, read, since_ms = self._guess(kept[0], call.step or call.model, now_ms)
             nusd, tokens, basis = self._estimate(call, compiled, price, guess)
         else:
             (nusd, tokens), basis = actual, "actual"
@@ -210,6 +205,13 @@ class Planner:
             "", read, since_ms,
         )  # fmt: skip
         return Plan(command, id, nusd, basis, price, kept)
+
+    def _guess(self, history: str, step: str, now_ms: int) -> tuple[int | None, str, int]:
+        """The percentile of a history, and what the store is to read along where that is old: see `Reserve`."""
+        guess, old = self.histories.known(history, step, now_ms)
+        if not old:
+            return guess, "", MAX_AMOUNT
+        return guess, history, self.histories.since_ms(step, now_ms) if guess is None else MAX_AMOUNT
 
     def _note(self, call: Call, tenant: str, user: str, nusd: int, basis: Basis, price: Price | None) -> str:
         """What the hold tells of the call: all that the ledger wants, where there is one."""

@@ -49,9 +49,7 @@ def run(
 
 
 def _explained(policy: Policy) -> Iterator[dict[str, Any]]:
-    budgets = [(None, budget) for budget in policy.budgets]
-    own = [(name, budget) for name, tenant in policy.tenants.items() for budget in tenant.budgets]
-    for tenant, budget in [*budgets, *own]:
+    for tenant, budget in policy.written():
         yield {
             "name": budget.name,
             "tenant": tenant,
@@ -61,12 +59,12 @@ def _explained(policy: Policy) -> Iterator[dict[str, Any]]:
 
 
 def _show(policy: Policy, found: list[Finding]) -> None:
-    out = Console(soft_wrap=True, highlight=False)
-    for line in _explained(policy):
+    out, lines = Console(soft_wrap=True, highlight=False), [*_explained(policy)]
+    for line in lines:
         name = line["name"] if line["tenant"] is None else f"{line['tenant']}.{line['name']}"
         out.print(Text.assemble((name, "bold"), "  ", (line["sentence"], "dim" if line["off"] else "")))
     out.print()
-    off = [line["name"] for line in _explained(policy) if line["off"]]
+    off = [line["name"] for line in lines if line["off"]]
     if off:
         out.print(Text(f"Switched off by a limit of 0, so that nobody is refused: {', '.join(off)}."))
     for finding in found:

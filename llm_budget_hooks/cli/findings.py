@@ -30,10 +30,9 @@ def in_policy(policy: Policy, models: Iterable[str] = ()) -> list[Finding]:
         models: whose prices to estimate with; none: those that the policy prices, else a cheap one.
     """
     named = [*models] or [*policy.prices] or [_EXAMPLE]
-    budgets = [(budget, None) for budget in policy.budgets]
-    own = [(budget, name) for name, tenant in policy.tenants.items() for budget in tenant.budgets]
-    found = [finding for budget, tenant in [*budgets, *own] for finding in _impassable(policy, budget, tenant, named)]
-    return found if policy.budgets or own else [Finding("budgets", "there are none, so nothing is ever refused")]
+    written = [*policy.written()]
+    found = [finding for tenant, budget in written for finding in _impassable(policy, budget, tenant, named)]
+    return found if written else [Finding("budgets", "there are none, so nothing is ever refused")]
 
 
 def _impassable(policy: Policy, budget: Budget, tenant: str | None, models: list[str]) -> Iterator[Finding]:

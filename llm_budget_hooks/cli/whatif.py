@@ -53,9 +53,8 @@ def run(
 
 def _switched_off(policy: Policy) -> list[str]:
     """The budgets with a limit of 0, a tenant's own after its name."""
-    own = [(f"{tenant}.{budget.name}", budget) for tenant, rules in policy.tenants.items() for budget in rules.budgets]
-    named = [(budget.name, budget) for budget in policy.budgets]
-    return [name for name, budget in (*named, *own) if not budget.limit_units]
+    off = [(tenant, budget.name) for tenant, budget in policy.written() if not budget.limit_units]
+    return [name if tenant is None else f"{tenant}.{name}" for tenant, name in off]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -356,6 +356,12 @@ class Policy(_Model):
         from llm_budget_hooks.presets import preset_text
 
         return cls(**tomllib.loads(preset_text(name, per)))
+
+    def written(self) -> Iterator[tuple[str | None, Budget]]:
+        """Every budget as it is written, with the tenant whose own it is: first everybody's, then each tenant's."""
+        yield from ((None, budget) for budget in self.budgets)
+        for name, tenant in self.tenants.items():
+            yield from ((name, budget) for budget in tenant.budgets)
 
     def budgets_of(self, tenant: str, *, switched_off: bool = False) -> tuple[Budget, ...]:
         """The budgets that bind a tenant, in policy order; those switched off are left out unless asked for."""
