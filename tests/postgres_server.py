@@ -50,7 +50,7 @@ class PostgresServer:
         command = [self._bin / "initdb", "-A", "trust", "-E", "utf8", "--locale=C", "-U", "postgres", "-N"]
         subprocess.run(
             [*command, "-D", self._folder / "data"], check=True, capture_output=True, cwd=self._folder, **self._as
-        )  # type: ignore[call-overload]
+        )  # type: ignore[call-overload]  # who it runs as
         self.start()
         return self
 

@@ -248,7 +248,7 @@ class Run:
         )
         store: Any = SimpleNamespace(execute=execute, now_ms=lambda: self.now)
         with suppress(StoreUnavailable):
-            rebuild(store, books, planner, self.now)  # type: ignore[arg-type]
+            rebuild(store, books, planner, self.now)  # type: ignore[arg-type]  # stands for a ledger
 
     def ask(self, command: Any) -> Any:
         return apply(self.cells, command, self.now)
@@ -262,7 +262,7 @@ class Run:
 
     def balances(self) -> list[tuple[int, int]]:
         read = apply(self.cells, Read(SHAPE, KEYS, SCOPES, TERMS), self.now)
-        return [(one.spent, one.reserved) for one in read.accounts]  # type: ignore[union-attr]
+        return [(one.spent, one.reserved) for one in read.accounts]  # type: ignore[union-attr]  # a Read is answered so
 
     def check(self, at_end: bool = False) -> None:
         """The invariants of every moment, and those of the end."""

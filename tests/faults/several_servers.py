@@ -79,8 +79,8 @@ class Cluster:
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(target))
 
     def move_keys(self, slot: int, source: RedisServer, target: RedisServer, count: int) -> None:
-        for key in source.command("CLUSTER", "GETKEYSINSLOT", slot, count):  # type: ignore[union-attr]
-            source.command("MIGRATE", "127.0.0.1", target.port, key, 0, 1000)  # type: ignore[arg-type]
+        for key in source.command("CLUSTER", "GETKEYSINSLOT", slot, count):  # type: ignore[union-attr]  # a list
+            source.command("MIGRATE", "127.0.0.1", target.port, key, 0, 1000)  # type: ignore[arg-type]  # as above
 
     def end_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
         for node in (target, source):

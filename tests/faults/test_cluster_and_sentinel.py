@@ -175,7 +175,7 @@ def test_a_primary_that_is_lost_is_replaced_by_what_the_sentinel_names(
         ask("settle", alone, cost="0.06")
         again(ask, "flush")
         assert spent(engine)[0] == (Decimal("1.06"), 0)
-        assert b"master" in replica.command("ROLE")  # type: ignore[operator]
+        assert b"master" in replica.command("ROLE")  # type: ignore[operator]  # a list
         loop.run_until_complete(engine.aclose())
     loop.close()
 

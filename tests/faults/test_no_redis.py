@@ -120,4 +120,5 @@ def test_a_bad_query_of_a_redis_url_is_named_at_open(query: str) -> None:
 
 def test_options_of_the_client_are_taken_from_a_redis_url() -> None:
     for url in ("redis://127.0.0.1/0?protocol=2&client_name=budgets", "rediss://127.0.0.1/0?ssl_cert_reqs=required"):
-        BudgetEngine.open(url, POLICY).close()
+        with BudgetEngine.open(url, POLICY) as engine:
+            assert engine.shared

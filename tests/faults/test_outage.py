@@ -324,7 +324,7 @@ def test_a_full_disk_lets_nothing_through_and_loses_nothing(proxy: DelayProxy, t
         first = engine.reserve(CALL)
         proxy.stall = True
         engine.settle(engine.reserve(CALL), cost="0.01")
-        connection = engine._outage._journal._connection  # type: ignore[union-attr]
+        connection = engine._outage._journal._connection  # type: ignore[union-attr]  # there is one
         assert connection is not None
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to a full disk
@@ -371,7 +371,7 @@ def test_observers_are_told_when_it_begins_and_when_it_is_over(proxy: DelayProxy
 def test_a_file_that_cannot_be_written_is_store_trouble_too(tmp_path: Path) -> None:
     with BudgetEngine.open(f"sqlite:///{tmp_path / 'a.db'}", POLICY) as engine:
         engine.charge(CALL, cost="1")
-        connection = engine._store._connection  # type: ignore[attr-defined]
+        connection = engine._store._connection  # type: ignore[attr-defined]  # of SQLite
         connection.execute("PRAGMA query_only = ON")  # as on a read-only disk
         held = [engine.reserve(CALL) for _ in range(3)]
         with pytest.raises(StoreUnavailable):

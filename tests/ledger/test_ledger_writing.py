@@ -193,7 +193,7 @@ def test_it_lives_in_the_file_of_a_store_whichever_comes_first(tmp_path: Path) -
         for step in steps if name == "store" else reversed(steps):
             step()
         assert rows(ledger, tables.runs) == 1
-        assert store.execute(Orphans(Terms())).holds == ()  # type: ignore[union-attr]
+        assert store.execute(Orphans(Terms())).holds == ()  # type: ignore[union-attr]  # it is so answered
         store.close()
         ledger.close()
 

@@ -154,7 +154,7 @@ def test_cost_by_feature_step_model_user_and_tenant(ledger: Ledger) -> None:
     (ask,) = ledger.cost_by("feature", feature="ask")
     assert (ask.input_tokens, ask.output_tokens) == (10, 3)
     with pytest.raises(ConfigurationError):
-        ledger.cost_by("colour")  # type: ignore[arg-type]
+        ledger.cost_by("colour")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_b059_days_are_those_of_the_zone(ledger: Ledger) -> None:
