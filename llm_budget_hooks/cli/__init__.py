@@ -448,6 +448,7 @@ def reconcile(
             with engine_of(store, policy, None, ledger) as engine:
                 if not engine.shared:
                     raise ConfigurationError("--book needs the store that calls use; this one ends with the command.")
+                engine.flush()  # an earlier correction may be booked and not written yet
                 by = "llm-budget reconcile"
                 run(
                     kept, provided, engine.policy, since, until, as_json,

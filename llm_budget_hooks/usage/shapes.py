@@ -45,7 +45,8 @@ def openai(said: Said) -> Usage | None:
     """
     usage, answer, counts = said.usage, said.answer, said.counts
     given, spent = first(usage, *_INPUT_DETAILS), first(usage, *_OUTPUT_DETAILS)
-    prompt = counts.needed(usage, "prompt_tokens", "input_tokens") + counts.of(usage, "citation_tokens")
+    prompt = counts.needed(usage, "prompt_tokens", "input_tokens")
+    prompt = (prompt or _hit_and_missed(usage, counts)) + counts.of(usage, "citation_tokens")
     output = counts.needed(usage, "completion_tokens", "output_tokens", may_lack=True)
     reasoning = counts.whole(first(spent, "reasoning_tokens") or field(usage, "reasoning_tokens"))
     if reasoning:
@@ -72,6 +73,11 @@ def openai(said: Said) -> Usage | None:
         images=pictures(answer),
         searches=_searches(usage, given, answer, counts),
     )
+
+
+def _hit_and_missed(usage: Any, counts: Counts) -> int:
+    """The prompt as the sum of its parts (DeepSeek, "Context Caching"), where it is not said itself."""
+    return counts.of(usage, "prompt_cache_hit_tokens") + counts.of(usage, "prompt_cache_miss_tokens")
 
 
 def anthropic(said: Said) -> Usage | None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +86,27 @@ def test_what_is_flagged_can_be_booked_once(kept: str, bill: Any, tmp_path: Path
     assert (third.exit_code, json.loads(third.stdout)["booked"]) == (1, "-0.1")  # more was never spent in this window
     with BudgetEngine.open(store, tmp_path / "budgets.toml") as engine:
         assert engine.status()[0].spent == 0
+
+
+def test_what_a_process_has_booked_and_not_written_is_not_booked_again(kept: str, bill: Any, tmp_path: Path) -> None:
+    rules = '[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "month"\n'
+    (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    dies = f"""
+import os
+from llm_budget_hooks import BudgetEngine
+engine = BudgetEngine.open({store!r}, {str(tmp_path / "budgets.toml")!r}, ledger={kept!r})
+engine.adjust(cost="0.10", reason="reconcile 2026-11-01 gpt-4o: not known")
+os._exit(0)
+"""
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        subprocess.run([sys.executable, "-c", dies], check=True, timeout=60)
+    booked = ("--book", "--store", store, "--policy", tmp_path / "budgets.toml", "--ledger", kept)
+    done = llm_budget("reconcile", bill("0.50"), *booked, *SPAN)
+    assert (done.exit_code, "Booked" in done.stdout) == (0, False)
+    with BudgetEngine.open(store, tmp_path / "budgets.toml") as engine:
+        assert engine.status()[0].spent == Decimal("0.10")
 
 
 def test_an_alias_of_the_policy_is_known(kept: str, tmp_path: Path) -> None:

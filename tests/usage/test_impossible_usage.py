@@ -48,6 +48,13 @@ def test_what_was_written_to_a_cache_goes_before_what_was_read() -> None:
     assert not usage.exact
 
 
+@pytest.mark.parametrize("prompt", [{}, {"prompt_tokens": None}])
+def test_a_prompt_that_is_only_told_by_its_hits_and_misses_is_not_free(prompt: dict[str, None]) -> None:
+    said = {**prompt, "prompt_cache_hit_tokens": 60, "prompt_cache_miss_tokens": 40, "completion_tokens": 20}
+    usage = usage_from({"usage": said}, "deepseek")
+    assert usage == Usage(input_tokens=100, cached_input_tokens=60, output_tokens=20, exact=False)
+
+
 @pytest.mark.parametrize(
     ("reasoning", "total", "output", "exact"),
     [(500, 110, 10, False), (500, 610, 510, False), (5, 110, 10, True), (10, None, 10, True), (500, None, 10, False)],
