@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from operator import itemgetter
 
 from llm_budget_hooks import estimates
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
@@ -24,6 +25,17 @@ _METERS = {"usd": 1, "tokens": 2, "calls": 3, "utterances": 4, "in_flight": 5}
 _SCOPES = {"global": 0, "tenant": 1, "user": 2, "answer": 3}
 _MAX_SHAPES = 4096
 _MADE_UP = "-"
+
+
+def _none(_: tuple[int, ...]) -> tuple[int, ...]:
+    return ()
+
+
+def _picker(meters: Sequence[int]) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    """What takes the amount of each budget out of the amounts by meter."""
+    if len(meters) > 1:
+        return itemgetter(*meters)
+    return (lambda by_meter: (by_meter[meters[0]],)) if meters else _none
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ class _Compiled:
 
     lines: tuple[_Line, ...]
     parts: tuple[tuple[int, str], ...] = ()
-    meters: tuple[int, ...] = ()
+    amounts: Callable[[tuple[int, ...]], tuple[int, ...]] = _none
     price: Price | None = None
     shape: Shape = field(default_factory=lambda: Shape(()))
     from_ms: int = 0
@@ -353,7 +365,7 @@ class Planner:
         modes |= {self.policy.estimate} if modes else set()
         return _Compiled(
             found,
-            meters=tuple(line.meter for line in found),
+            amounts=_picker([line.meter for line in found]),
             usd=any(line.meter == Meter.USD for line in found),
             tokens=any(line.meter == Meter.TOKENS for line in found),
             own_modes=any(line.budget.estimate is not None for line in found),
@@ -413,8 +425,7 @@ class Planner:
     ) -> tuple[int, ...]:
         if compiled.own_modes and actual is None:
             return tuple(self._amount(call, line, price, nusd, tokens, guess) for line in compiled.lines)
-        by_meter = (0, nusd, tokens, 1, 1, 1)
-        return tuple([by_meter[meter] for meter in compiled.meters])
+        return compiled.amounts((0, nusd, tokens, 1, 1, 1))
 
     def _amount(
         self, call: Call, line: _Line, price: Price | None, nusd: int, tokens: int, guess: int | None

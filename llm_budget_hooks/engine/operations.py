@@ -344,11 +344,9 @@ class Operations(Answers):
 
     def _near(self, held: Reservation, answer: Finished) -> bool:
         """Whether a settle has brought an account to a share of its limit that alerts."""
-        lowest = self._lowest_share
-        for rule, spent in zip(held._shape.rules, answer.spent, strict=False):
-            if rule.base and spent >= rule.base * lowest:
-                return True
-        return False
+        spent, lowest = answer.spent, self._lowest_share
+        near = [at for at, limit in held._shape.watched if spent[at] >= limit * lowest] if spent else None
+        return bool(near)
 
     def _alert_of(self, held: Reservation, answer: Finished) -> Steps[None]:
         yield from self._alert(held._shape, held._keys, answer.spent, held.call, answer.now_ms)

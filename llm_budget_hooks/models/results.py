@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Literal
 
 from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.models.slots import quick_init
 from llm_budget_hooks.money import to_decimal
 
 Basis = Literal["amount", "bound", "p90", "step", "flat", "actual"]
@@ -20,6 +21,7 @@ def instant(at_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=at_ms)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """How a settle, a release or a charge ended.

@@ -40,6 +40,7 @@ class MemoryCells:
         self._cells: dict[str, Any] = {}
         self._until: dict[str, int] = {}
         self._old: list[tuple[int, str]] = []
+        self.purge_ms = NEVER
         self._holds: dict[str, Hold] = {}
         self._ended: tuple[deque[tuple[int, str]], ...] = (deque(), deque())
         self._scopes: dict[str, dict[str, int]] = {"": {}}
@@ -63,6 +64,8 @@ class MemoryCells:
         """See `Cells.save`."""
         if key not in self._cells:
             heapq.heappush(self._old, (until_ms, key))
+            if until_ms < self.purge_ms:
+                self.purge_ms = until_ms
         self._cells[key] = cell
         self._until[key] = until_ms
 
@@ -100,6 +103,8 @@ class MemoryCells:
         if hold.state != _OPEN:
             until_ms = hold.kept_until_ms
             self._ended[until_ms > hold.until_ms].append((until_ms, id))
+            if until_ms < self.purge_ms:
+                self.purge_ms = until_ms
 
     def enter(self, id: str, scopes: Sequence[str], deadline_ms: int) -> None:
         """See `Cells.enter`."""
@@ -202,7 +207,7 @@ class MemoryCells:
         self._lease = (owner, until_ms)
 
     def purge(self, now_ms: int) -> None:
-        """Forget a few records that nothing can ask for any more."""
+        """Forget a few records that nothing can ask for any more; there is none before `purge_ms`."""
         for _ in range(_PURGE):
             if not self._old or self._old[0][0] > now_ms:
                 break
@@ -221,6 +226,7 @@ class MemoryCells:
                 if hold is not None and hold.state != State.OPEN and hold.kept_until_ms <= now_ms:
                     del self._holds[id]
                     self._orphans.pop(id, None)
+        self.purge_ms = min([first[0][0] for first in (self._old, *self._ended) if first], default=NEVER)
 
 
 def _leading(index: dict[str, int], limit: int) -> Iterator[tuple[int, str]]:
@@ -251,7 +257,8 @@ class MemoryStore:
             self._refuse()
         with self._lock:
             now = self.now_ms() if command.now_ms is None else command.now_ms
-            self._cells.purge(now)
+            if now >= self._cells.purge_ms:
+                self._cells.purge(now)
             return apply(self._cells, command, now)
 
     async def aexecute(self, command: Command) -> Answer:

@@ -98,7 +98,8 @@ def expiry(rule: Rule, start_ms: int, terms: Terms, now: int) -> int:
     """Until when an account is kept: until nothing can ask for it or settle in it any more."""
     kind = rule.kind
     if kind == _GAUGE:
-        return now + max(GAUGE_TTL_MS, 2 * terms.timeout_ms)
+        twice_ms = 2 * terms.timeout_ms
+        return now + (twice_ms if twice_ms > GAUGE_TTL_MS else GAUGE_TTL_MS)
     if kind == _CALENDAR:
         return rule.until_ms
     if kind == _FIXED:

@@ -128,13 +128,15 @@ class Shape:
 
     Attributes:
         rules: in the order in which refusals are reported.
+        watched: place and own limit of those where a share of it alerts.
         encoded: room for a store to keep its own form of the rules.
     """
 
-    __slots__ = ("encoded", "rules")
+    __slots__ = ("encoded", "rules", "watched")
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.rules = rules
+        self.watched = tuple([(at, rule.base) for at, rule in enumerate(rules) if rule.base])
         self.encoded: Any = None
 
     def __reduce__(self) -> tuple[type[Shape], tuple[tuple[Rule, ...]]]:
