@@ -379,7 +379,7 @@ class BudgetEngine(Administration):
     def _end_trail(self) -> None:
         self._outage.close()
         if self._trail.drain is not None:
-            self._trail.drain.close()
+            self._trail.drain.close(0.0 if self.degraded else 2.0)
             self._trail.ledger.close()
         if self._trail.webhook is not None:
             self._trail.webhook.close()

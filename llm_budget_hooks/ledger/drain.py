@@ -23,6 +23,7 @@ LEASE_S: Final = 10.0
 
 _PACE_S: Final = 0.2
 _RETRY_LEASE_S: Final = 2.0
+_END_S: Final = 2.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _log = logging.getLogger("llm_budget_hooks")
@@ -126,7 +127,7 @@ class Drain:
                 self._waiting -= 1
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Flush for a while and end the thread; a later `poke` starts it again. The ledger stays open.
+        """Flush for `timeout_s` and end the thread; a later `poke` starts it again. The ledger stays open.
 
         Returns:
             True if the outbox was emptied; what is left stays in it.
@@ -138,7 +139,7 @@ class Drain:
             self._urgent.set()
             self._wake.set()
         if thread is not None:
-            thread.join(timeout_s)
+            thread.join(_END_S)
         return emptied
 
     def _renew(self) -> None:

@@ -358,6 +358,29 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(proxy: DelayProxy) -> 
         assert not engine.degraded
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("way", ["unreachable", "stalled"])
+def test_closing_while_the_store_is_away_costs_one_timeout_and_loses_nothing(
+    redis_server: RedisServer, tmp_path: Path, way: str, awaited: bool
+) -> None:
+    with DelayProxy(redis_server.port) as proxy:
+        opened = {"ledger": f"sqlite:///{tmp_path / 'l.db'}", "journal": tmp_path / "j"}
+        engine = BudgetEngine.open(proxy.url, POLICY, **opened)
+        held = engine.reserve(CALL)
+        if way == "stalled":
+            proxy.stall = True
+        else:
+            proxy.close()
+        engine.settle(held, cost="0.04")
+        began = time.monotonic()
+        asyncio.run(engine.aclose()) if awaited else engine.close()
+        assert time.monotonic() - began < 1.5  # two seconds, if it waited for the ledger
+    with BudgetEngine.open(redis_server.url, POLICY, **opened) as engine:
+        engine.flush()
+        assert spent(engine)[0] == (Decimal("0.04"), 0)
+        assert [run.booked_nusd for run in engine.ledger.runs().items] == [40_000_000]
+
+
 def test_observers_are_told_when_it_begins_and_when_it_is_over(proxy: DelayProxy) -> None:
     events: list[Event] = []
     with BudgetEngine.open(proxy.url, POLICY, observers=(events.append,)) as engine:
