@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from llm_budget_hooks.models.events import Observer
 
 _log = logging.getLogger("llm_budget_hooks")
-_ACCEPTED = "memory://, sqlite:///path/to/file.db, redis://host:6379/0, rediss://, redis+cluster:// or redis+sentinel://"
+_ACCEPTED = (
+    "memory://, sqlite:///path/to/file.db, redis://host:6379/0, rediss://, redis+cluster:// or redis+sentinel://"
+)
 
 
 @dataclass(frozen=True)

@@ -237,9 +237,7 @@ class Planner:
             return f"{call.model}\n{key}\n{call.service_tier}"
         return key if key == call.model else f"{call.model}\n{key}"
 
-    def _histories(
-        self, call: Call, compiled: _Compiled, tenant: str, price: Price | None
-    ) -> tuple[str, str, str]:
+    def _histories(self, call: Call, compiled: _Compiled, tenant: str, price: Price | None) -> tuple[str, str, str]:
         step, feature, model = call.step or call.model, call.feature or "", price.model if price else call.model
         output = "" if compiled.bound or call.amount_nusd is not None else output_key(tenant, feature, step, model)
         if not compiled.ceiling:
@@ -427,9 +425,7 @@ class Planner:
             return tuple(self._amount(call, line, price, nusd, tokens, guess) for line in compiled.lines)
         return compiled.amounts((0, nusd, tokens, 1, 1, 1))
 
-    def _amount(
-        self, call: Call, line: _Line, price: Price | None, nusd: int, tokens: int, guess: int | None
-    ) -> int:
+    def _amount(self, call: Call, line: _Line, price: Price | None, nusd: int, tokens: int, guess: int | None) -> int:
         mode = line.budget.estimate
         step = self._steps.get(call.step or call.model, self._step)
         if line.meter == Meter.USD:

@@ -146,9 +146,7 @@ def unless_away(read: Callable[[], T]) -> T | None:
         return None
 
 
-def _asks(
-    engine: BudgetEngine, now: datetime, tenant: str | None, user: str | None, lines: list[Balance]
-) -> Asks:
+def _asks(engine: BudgetEngine, now: datetime, tenant: str | None, user: str | None, lines: list[Balance]) -> Asks:
     ledger: Ledger | None = engine.ledger
     count = None if ledger is None else ledger.questions(now, tenant=tenant, user=user)
     return Asks(last_24h=count, limits=[line for line in lines if line.meter == "utterances"])

@@ -59,12 +59,8 @@ Ledger = Annotated[
     typer.Option(metavar="URL", help="sqlite:///path or postgresql://user@host/name; left out: LLM_BUDGET_LEDGER."),
 ]
 _FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
-Since = Annotated[
-    datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="From this day or instant on.")
-]
-Until = Annotated[
-    datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="Before this day or instant.")
-]
+Since = Annotated[datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="From this day or instant on.")]
+Until = Annotated[datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="Before this day or instant.")]
 Tenant = Annotated[str | None, typer.Option(metavar="ID", help="Whose.")]
 Everybody = Annotated[bool, typer.Option("--everybody", help="All tenants.")]
 By = Annotated[str | None, typer.Option(metavar="NAME", help="Who says so; left out: who is logged in.")]

@@ -33,9 +33,7 @@ def mistakes_told() -> Iterator[None]:
         raise typer.Exit(WRONG_USE if wrong_use else FINDING) from None
 
 
-def engine_of(
-    store: str | None, policy: Path | None, preset: str | None, ledger: str | None = None
-) -> BudgetEngine:
+def engine_of(store: str | None, policy: Path | None, preset: str | None, ledger: str | None = None) -> BudgetEngine:
     """The engine that the options name; what they leave out comes from the environment.
 
     Raises:

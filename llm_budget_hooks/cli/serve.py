@@ -33,9 +33,7 @@ def run(engine: BudgetEngine, host: str, port: int, as_json: bool) -> None:
 
         from llm_budget_hooks.dashboard import dashboard_app
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"The dashboard needs {error.name}: pip install 'llm_budget_hooks[fastapi]'"
-        ) from None
+        raise ConfigurationError(f"The dashboard needs {error.name}: pip install 'llm_budget_hooks[fastapi]'") from None
     app = dashboard_app(engine, token)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     if as_json:

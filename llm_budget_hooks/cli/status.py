@@ -147,9 +147,7 @@ def _bar(line: BudgetStatus) -> Text:
     spent = min(int(line.spent * _WIDTH // line.limit), _WIDTH)
     used = min(int((line.spent + (line.reserved or 0)) * _WIDTH // line.limit), _WIDTH)
     color = "red" if spent == _WIDTH else "yellow" if spent >= _WIDTH * 4 // 5 else "green"
-    return Text.assemble(
-        (_FULL * spent, color), (_HELD * (used - spent), "cyan"), (_FREE * (_WIDTH - used), "dim")
-    )
+    return Text.assemble((_FULL * spent, color), (_HELD * (used - spent), "cyan"), (_FREE * (_WIDTH - used), "dim"))
 
 
 def shown(meter: str, value: Decimal | int | None) -> str:

@@ -290,17 +290,13 @@ def _events(seen: Seen) -> str:
     return f"<section class=card><h2>Events</h2>{_listed(columns, rows, 'Nothing happened.')}</section>"
 
 
-def _listed(
-    columns: Sequence[str], rows: Sequence[Sequence[str]] | None, none: str, right: Sequence[int] = ()
-) -> str:
+def _listed(columns: Sequence[str], rows: Sequence[Sequence[str]] | None, none: str, right: Sequence[int] = ()) -> str:
     if rows is None:
         return f"<p>{UNREAD}</p>"
     return _table(columns, rows, right, " class=wide") if rows else f"<p class=muted>{none}</p>"
 
 
-def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), kind: str = ""
-) -> str:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), kind: str = "") -> str:
     """A table of cells that are HTML already; numbers bring their column's name along, for narrow windows."""
     kinds = [f" class=n data-of='{name}'" if at in right else "" for at, name in enumerate(columns)]
     head = "".join(f"<th scope=col{of}>{name}</th>" for name, of in zip(columns, kinds, strict=True))

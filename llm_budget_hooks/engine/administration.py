@@ -113,9 +113,7 @@ class Administration(Corrections):
         yield from self._refresh()
         return list(self._settings.kills.values())
 
-    def kill(
-        self, tenant: str | None = None, *, reason: str = "", by: str = "", role: Role = "operator"
-    ) -> bool:
+    def kill(self, tenant: str | None = None, *, reason: str = "", by: str = "", role: Role = "operator") -> bool:
         """Refuse every call of a tenant from the next reserve on, in every process.
 
         Args:

@@ -262,6 +262,4 @@ class Outage:
 def _booked(command: Reserve, nusd: int) -> Finish:
     """The end of a call that is charged at once."""
     tokens = [a for a, rule in zip(command.amounts, command.shape.rules, strict=True) if rule.meter == Meter.TOKENS]
-    return Finish(
-        command.id, Ending.SETTLE, command.terms, nusd, max(tokens, default=0), True, actual=command.actual
-    )
+    return Finish(command.id, Ending.SETTLE, command.terms, nusd, max(tokens, default=0), True, actual=command.actual)

@@ -276,9 +276,7 @@ def _booking(key: str, account: _Account, at_ms: int, amount: int, planner: Plan
     rule = account.rule
     if rule.kept:
         rule = replace(rule, meter=int(Meter.TOKENS))
-    hold = Hold(
-        "", State.RELEASED, at_ms, at_ms, 0, Shape((rule,)), (key,), ("",), (0,), (account.start_ms,)
-    )
+    hold = Hold("", State.RELEASED, at_ms, at_ms, 0, Shape((rule,)), (key,), ("",), (0,), (account.start_ms,))
     terms = replace(planner.terms, outbox_max=0)
     id = "x" + digest("rebuild", key, str(at_ms), str(amount), str(account.total))
     usd = amount if rule.meter == Meter.USD else 0

@@ -170,8 +170,7 @@ def unique() -> str:
 
 
 class Note(NamedTuple):
-    """What a hold's note tells: the model, the name under which its price was found, the tier asked for, the estimate.
-    """
+    """What a hold's note tells: the model, the name its price was found under, the tier asked for, the estimate."""
 
     model: str
     priced_as: str
@@ -203,8 +202,7 @@ def refusal_text(call: Call, error: BudgetExceeded, count: int) -> str:
 def held_event(
     kind: EventKind, held: Reservation, now_ms: int, wait_s: float | None, cost_nusd: int | None, actual: str
 ) -> Event:
-    """What observers are told of a hold: that it is taken, or with what it cost and the text of `run_actual`, its end.
-    """
+    """What observers are told of a hold: that it is taken, or, with what it cost and `run_actual`, its end."""
     call, price = held.call, held._price
     served, known, exact, _, *counts = json.loads(actual) if actual else (None, None, True, ())
     used = dict(zip(COUNTS, counts, strict=False))

@@ -225,9 +225,7 @@ def answers(
     limit: Annotated[int, Query(ge=1, le=100, description="Answers of a page.")] = 50,
 ) -> Rows[AnswerRow]:
     """Answers, each with its fan-out."""
-    page = _ledger(access).answers(
-        tenant=_filter(access, tenant), user=user, feature=feature, after=after, limit=limit
-    )
+    page = _ledger(access).answers(tenant=_filter(access, tenant), user=user, feature=feature, after=after, limit=limit)
     return Rows(items=[AnswerRow.of(item) for item in page.items], after=page.after)
 
 
@@ -261,4 +259,3 @@ def _filter(access: Access, tenant: str | None) -> str | None:
 
 def _named(tenant: str | None) -> str:
     return "" if tenant is None else tenant_name(tenant)
-

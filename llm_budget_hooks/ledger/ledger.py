@@ -128,9 +128,7 @@ class Ledger(Reading):
                 select(runs).where(runs.c.at_ms < before_ms).order_by(runs.c.no).limit(_PRUNED_AT_ONCE)
             ).all()
             if old:
-                connection.execute(
-                    tables.pruned.insert(), [{"id": row.id, "kind": row.kind} for row in old]
-                )
+                connection.execute(tables.pruned.insert(), [{"id": row.id, "kind": row.kind} for row in old])
                 connection.execute(self._add_to_months(), self._totals(old))
                 connection.execute(delete(runs).where(runs.c.no.in_([row.no for row in old])))
         return len(old)

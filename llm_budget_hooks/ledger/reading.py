@@ -147,16 +147,12 @@ class Reading(Shares):
         wanted = same(tables.events, tenant=tenant, name=name) + between(tables.events, since, until)
         return self._page(tables.events, Event, wanted, after, limit)
 
-    def overrides(
-        self, *, tenant: str | None = None, after: str | None = None, limit: int = 100
-    ) -> Page[Override]:
+    def overrides(self, *, tenant: str | None = None, after: str | None = None, limit: int = 100) -> Page[Override]:
         """A page of changed limits."""
         wanted = [*same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "override"]
         return self._page(tables.overrides, Override, wanted, after, limit)
 
-    def adjustments(
-        self, *, tenant: str | None = None, after: str | None = None, limit: int = 100
-    ) -> Page[Adjustment]:
+    def adjustments(self, *, tenant: str | None = None, after: str | None = None, limit: int = 100) -> Page[Adjustment]:
         """A page of corrections."""
         wanted = [*same(tables.overrides, tenant=tenant), tables.overrides.c.kind == "adjust"]
         return self._page(tables.overrides, Adjustment, wanted, after, limit)
@@ -245,9 +241,7 @@ class Reading(Shares):
             return None
         return to_decimal(booked)
 
-    def projection(
-        self, now: datetime, *, tenant: str | None = None, user: str | None = None
-    ) -> Decimal | None:
+    def projection(self, now: datetime, *, tenant: str | None = None, user: str | None = None) -> Decimal | None:
         """What will be spent at the end of this month at the pace until now: spent x month / elapsed, rounded up.
 
         None in the first hour of a month, and if the spend could not be read.

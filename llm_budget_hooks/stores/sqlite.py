@@ -24,9 +24,7 @@ from llm_budget_hooks.stores.rows import SCHEMA, SCHEMA_VERSION, TABLES, SqliteC
 from llm_budget_hooks.transitions import Answer, Command, apply
 
 _HEADER = b"SQLite format 3\x00"
-_TABLES = (
-    "SELECT user_version FROM pragma_user_version UNION ALL SELECT name FROM sqlite_master WHERE type = 'table'"
-)
+_TABLES = "SELECT user_version FROM pragma_user_version UNION ALL SELECT name FROM sqlite_master WHERE type = 'table'"
 _PURGE_EVERY = 64
 _CHECKPOINT_PAGES = 4000
 _abandoned: list[sqlite3.Connection] = []

@@ -197,9 +197,7 @@ def test_managed_and_global_budgets_are_an_operators(engine: BudgetEngine, ask: 
         ({"budget": "nothing", "limit": "5"}, 404),
     ],
 )
-def test_a_wrong_change_is_told_and_changes_nothing(
-    local: BudgetEngine, body: dict[str, Any], status: int
-) -> None:
+def test_a_wrong_change_is_told_and_changes_nothing(local: BudgetEngine, body: dict[str, Any], status: int) -> None:
     answer = asking(local)("PUT", json=body)
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     assert local.overrides() == []

@@ -243,9 +243,7 @@ class Run:
             plan=lambda *_: SimpleNamespace(command=SimpleNamespace(shape=SHAPE, keys=KEYS, scopes=SCOPES)),
         )  # fmt: skip
         none = SimpleNamespace(items=(), after=None)
-        books = SimpleNamespace(
-            runs=lambda **_: SimpleNamespace(items=rows, after=None), adjustments=lambda **_: none
-        )
+        books = SimpleNamespace(runs=lambda **_: SimpleNamespace(items=rows, after=None), adjustments=lambda **_: none)
         store: Any = SimpleNamespace(execute=execute, now_ms=lambda: self.now)
         with suppress(StoreUnavailable):
             rebuild(store, books, planner, self.now)  # type: ignore[arg-type]  # stands for a ledger

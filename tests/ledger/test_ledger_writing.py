@@ -135,9 +135,7 @@ def test_months_are_those_of_the_zone(ledger: Ledger) -> None:
     assert months == ["2026-10", "2026-11"]
 
 
-def test_an_old_schema_is_migrated_and_a_later_one_is_refused(
-    ledger_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_schema_is_migrated_and_a_later_one_is_refused(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Ledger.open(ledger_url)
     before.write([settled(1)])
     before.close()

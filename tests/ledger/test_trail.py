@@ -133,7 +133,7 @@ def test_rows_of_all_other_kinds_come_back_as_they_were_given() -> None:
         Entry("1", 5, "exploded", "x"),
         Entry("1", 5, "settled", "x", "open", "no json"),
         Entry("1", 5, "settled", "x", "open", '["too","few"]'),
-        Entry("1", 5, "settled", "x", "open", facts(), '[null,1.5,true,[]]'),
+        Entry("1", 5, "settled", "x", "open", facts(), "[null,1.5,true,[]]"),
         Entry("1", 5, "settled", "x", "open", facts(), f"[null,{2**70},true,[]]"),
         Entry("1", 5, "event", "x", "", '{"name":"a","colour":"red"}'),
         Entry("1", 5, "event", "x", "", '{"name":"a","id":"other"}'),

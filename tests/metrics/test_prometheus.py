@@ -136,9 +136,7 @@ def test_an_unknown_label_is_a_mistake(registry: CollectorRegistry) -> None:
         PrometheusObserver(registry, labels=("prompt",))  # type: ignore[arg-type]  # what a caller may write
 
 
-def test_a_scrape_shows_the_balances_of_global_and_tenant_budgets(
-    registry: CollectorRegistry, engine_url: str
-) -> None:
+def test_a_scrape_shows_the_balances_of_global_and_tenant_budgets(registry: CollectorRegistry, engine_url: str) -> None:
     with BudgetEngine.open(engine_url, POLICY) as engine:
         PrometheusBalances(engine, ["acme"], registry=registry)
         engine.charge(Call(model="any", tenant="acme", amount="0.5"), cost="0.5")

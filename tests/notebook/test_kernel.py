@@ -110,9 +110,7 @@ def test_a_cell_shows_its_last_value_and_that_it_cost_nothing(kernel: Kernel) ->
     assert kernel("x")[0].data["text/plain"] == "40"
 
 
-def test_a_cell_may_spend_its_limit_and_is_stopped_before_the_next_call(
-    kernel: Kernel, provider: FakeProvider
-) -> None:
+def test_a_cell_may_spend_its_limit_and_is_stopped_before_the_next_call(kernel: Kernel, provider: FakeProvider) -> None:
     kernel(f"URL = {provider.base_url!r}\n{ASK}")
     outputs = kernel("%%budget $0.0002\nfor number in range(5):\n    litellm.completion(**ask)")
     assert kernel.raised == "BudgetRefused"

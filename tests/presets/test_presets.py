@@ -377,8 +377,9 @@ def test_pact_refuses_an_answer_whose_steps_have_cost_more_than_its_ceiling(open
             for step, cost in (("answer", "0.03"), ("check", "0.015")):
                 used = Usage(input_tokens=100, output_tokens=100)
                 engine.settle(engine.reserve(Call(model="any", step=step, amount=cost)), usage=used, cost=cost)
-    with pytest.raises(BudgetExceeded) as caught, engine.utterance(
-        tenant="acme", user="u1", feature="ask", plan=("answer", "check", "check")
+    with (
+        pytest.raises(BudgetExceeded) as caught,
+        engine.utterance(tenant="acme", user="u1", feature="ask", plan=("answer", "check", "check")),
     ):
         pytest.fail("the answer began")
     refused = caught.value

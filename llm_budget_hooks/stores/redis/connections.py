@@ -221,9 +221,7 @@ class AsyncConnections:
         except _NONSENSE as error:
             raise exceptions.InvalidResponse(_NO_REDIS) from error
 
-    async def _with_connection(
-        self, script: Script, root: str, arguments: Arguments, hops: int = _MAX_HOPS
-    ) -> object:
+    async def _with_connection(self, script: Script, root: str, arguments: Arguments, hops: int = _MAX_HOPS) -> object:
         connection = await self._connection()
         try:
             reply = await self._attempt(connection, script, root, arguments)

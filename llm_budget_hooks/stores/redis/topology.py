@@ -15,9 +15,7 @@ from redis import exceptions
 from llm_budget_hooks.errors import ConfigurationError
 
 Address = tuple[str, int]
-SCHEMES: Final = frozenset(
-    ("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
-)
+SCHEMES: Final = frozenset(("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"))
 _FORMS: Final = (
     "a Redis URL is redis://[user:password@]host:port/database, redis+cluster://host:port,host:port or "
     "redis+sentinel://host:port,host:port/service/database; rediss in the place of redis is for TLS"
