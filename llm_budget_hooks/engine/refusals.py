@@ -158,7 +158,7 @@ def _message(call: Call, policy: Policy, rule: Rule, failure: Failure, window: W
     state = f"{show(failure.spent)} spent"
     if failure.reserved:
         state += f", {show(failure.reserved)} held"
-    if rule.meter in (Meter.USD, Meter.TOKENS):
+    if rule.meter in (Meter.USD, Meter.TOKENS) and (rule.scope == "answer" or failure.requested > rule.limit):
         state += f", this call asks for {show(failure.requested)}"
     return f"{what} of {show(rule.limit)} for {whom} reached ({state}). {_when(policy, failure, rule, busy)}"
 

@@ -370,8 +370,8 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         for opened in list(root.calls.values()):
             self._sweep(opened)
         root.calls.clear()
+        root.scope.output = output
         try:
-            root.scope.output = output
             root.scope.finish(error)
         except BudgetExceeded as over:
             if not root.streamed:
@@ -379,6 +379,8 @@ class BudgetCallbackHandler(BaseCallbackHandler):
             _log.info("A streamed answer cost more than its ceiling.")
         except Exception:  # noqa: BLE001 - an answer that was paid for is not lost over this
             _log.exception("The budget handler failed at the end of an answer.")
+        finally:
+            root.scope.output = None  # the root stays known for long, and answers are large
 
     def _quietly(self, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Carry out what must not disturb an answer that was paid for."""

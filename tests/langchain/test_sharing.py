@@ -262,6 +262,13 @@ def test_engines_are_not_kept_alive_by_their_runs(models: Models) -> None:
     assert seen() is None
 
 
+def test_answers_are_not_kept_by_their_runs(engines: Engines, models: Models) -> None:
+    handler = BudgetCallbackHandler(engines({**CALLS, "limit": 9}))
+    seen = weakref.ref(models().invoke("hi", config(handler)))
+    gc.collect()
+    assert seen() is None
+
+
 def test_what_is_known_of_runs_is_bounded_and_what_is_used_stays() -> None:
     known: Bounded[int, str] = Bounded(10)
     for number in range(100):

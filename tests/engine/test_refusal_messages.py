@@ -1,0 +1,51 @@
+"""What a refusal says: to the operator with the numbers, to the end user without any."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call
+
+NOW = datetime(2026, 11, 29, 18, 30, tzinfo=UTC)
+DAY = {"scope": "user", "limit": "$2", "window": "day"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "held", "asked", "operator", "public"),
+    [
+        (DAY, "", "0.03", "Daily limit of $2.00 for user u1 reached ($1.98 spent). Next at 2026-11-30 00:00 UTC.",
+         "Daily limit reached. Try again tomorrow."),
+        (DAY, "0.01", "0.015", "Daily limit of $2.00 for user u1 reached ($1.98 spent, $0.01 held). "
+         "Calls under way are in the way; they end by 2026-11-29 18:40 UTC.",
+         "Too much is going on at once. Try again in a moment."),
+        (DAY, "", "2.01", "Daily limit of $2.00 for user u1 reached ($1.98 spent, this call asks for $2.01). "
+         "No call of this size ever fits: make it smaller or raise the limit.",
+         "This request is too large. Ask more narrowly."),
+        ({**DAY, "scope": "tenant", "window": "month"}, "", "1",
+         "Monthly limit of $2.00 for tenant acme reached ($1.98 spent). Next at 2026-12-01 00:00 UTC.",
+         "Monthly limit reached. Try again on 2026-12-01."),
+        ({**DAY, "scope": "global", "window": "rolling:1h"}, "", "1",
+         "1-hour limit of $2.00 for all tenants reached ($1.98 spent). Next at 2026-11-29 19:30 UTC.",
+         "Limit reached. Try again later."),
+        ({**DAY, "meter": "calls", "limit": 1}, "", "0",
+         "Daily call limit of 1 for user u1 reached (1 spent). Next at 2026-11-30 00:00 UTC.",
+         "Daily limit reached. Try again tomorrow."),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_is_spent_and_when_again(
+    budget: dict[str, Any], held: str, asked: str, operator: str, public: str
+) -> None:
+    with BudgetEngine.open("memory://", {"budgets": [budget]}, clock=lambda: NOW) as engine:
+        engine.charge(call("1.98"), cost="1.98")
+        if held:
+            engine.reserve(call(held))
+        with pytest.raises(BudgetExceeded) as refused:
+            engine.reserve(call(asked))
+    assert (str(refused.value), refused.value.public_message) == (operator, public)
+
+
+def call(amount: str) -> Call:
+    return Call(model="any", tenant="acme", user="u1", amount=amount)
