@@ -50,6 +50,9 @@ _BEGIN = (
     "SELECT (SELECT deadline FROM holds WHERE state = 0 AND space = ?1 ORDER BY deadline LIMIT 1), "
     "(SELECT value FROM settings WHERE space = ?1 AND name = ''), (SELECT 1 FROM holds WHERE id = ?2)"
 )
+_OUTBOX_ENDS = (  # asked for in one SELECT, both ends together are found by reading all that is between them
+    "SELECT (SELECT min(number) FROM outbox WHERE space = ?1), (SELECT max(number) FROM outbox WHERE space = ?1)"
+)
 _HOLD = "SELECT state, deadline, until, rules, body, content, note, cost, tokens FROM holds WHERE id = ?"
 _CHANGE = "UPDATE holds SET state = ?, deadline = ?, until = ?, rules = ?, body = ?, cost = ?, tokens = ? WHERE id = ?"
 
@@ -65,6 +68,7 @@ class SqliteCells:
         self._cursors = {"cells": "", "holds": ""}
         self._first: int | None = None
         self._revision = 0
+        self._full: tuple[int, int] | None = None
         self._read: dict[str, Hold | None] = {}
 
     def begin(self, id: str) -> None:
@@ -193,15 +197,18 @@ class SqliteCells:
     def post(self, entry: tuple[str, str, str, int, str, str], most: int) -> None:
         """See `Cells.post`."""
         space = self._prefix
-        first, last = self._execute("SELECT min(number), max(number) FROM outbox WHERE space = ?", (space,)).fetchone()
-        if first is not None and last - first + 1 >= most and self._waiting() >= most:
+        first, last = self._execute(_OUTBOX_ENDS, (space,)).fetchone()
+        if first is not None and last - first + 1 >= most and self._is_full(first, most):
             self.save(_DROPPED, [self.dropped() + 1, 0, 0], NEVER)
             return
         self._execute("INSERT INTO outbox (space, entry) VALUES (?,?)", (space, json.dumps(entry)))
 
-    def _waiting(self) -> int:
-        count: int = self._execute("SELECT count(*) FROM outbox WHERE space = ?", (self._prefix,)).fetchone()[0]
-        return count
+    def _is_full(self, first: int, most: int) -> bool:
+        """Whether so many rows wait. Once it was full it stays so until its first row is gone, and is not counted."""
+        if self._full != (first, most):
+            count = self._execute("SELECT count(*) FROM outbox WHERE space = ?", (self._prefix,)).fetchone()[0]
+            self._full = (first, most) if count >= most else None
+        return self._full is not None
 
     def acknowledge(self, number: str) -> None:
         """See `Cells.acknowledge`."""
