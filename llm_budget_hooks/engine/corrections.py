@@ -5,28 +5,50 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_budget_hooks.engine.operations import Operations
 from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.trail import unique
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
-from llm_budget_hooks.keys import hold_key, tenant_name
+from llm_budget_hooks.keys import digest, hold_key, normalised, tenant_name
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.models.trail import adjustment_facts
-from llm_budget_hooks.money import parse_correction
-from llm_budget_hooks.transitions import Balance, Ending, Finish, Hold, Kind, Meter, Rule, Shape, State
+from llm_budget_hooks.money import parse_correction, to_decimal
+from llm_budget_hooks.transitions import Balance, Ended, Ending, Finish, Finished, Hold, Kind, Meter, Rule, Shape, State
 
 _log = logging.getLogger("llm_budget_hooks")
+
+
+class _Asked(NamedTuple):
+    """Which correction is asked for, without its amount."""
+
+    tenant: str | None
+    user: str | None
+    budget: str | None
+    reason: str
+    by: str
+    id: str | None
+
+    def place(self, rule: Rule) -> str:
+        """What stands for this correction in one account, of whichever window; empty without an id."""
+        if self.id is None:
+            return ""
+        whose = {"global": [], "tenant": [tenant_name(self.tenant)]}
+        named = whose.get(rule.scope, [tenant_name(self.tenant), normalised(self.user)])
+        return f"{digest('adjust', self.id, rule.budget, *named)} 1"
+
+    def facts(self, nusd: int) -> str:
+        """The row of the ledger, with what was booked."""
+        whose = {"user": self.user, "budget": self.budget, "reason": self.reason, "by": self.by}
+        return adjustment_facts(tenant=tenant_name(self.tenant), booked_nusd=nusd, **whose)
 
 
 class Corrections(Operations):
     """What an administrator adds to what is spent, or takes back."""
 
-    def _adjust(
-        self, tenant: str | None, user: str | None, budget: str | None, cost: object, reason: str, by: str
-    ) -> Steps[None]:
-        nusd = _checked(cost, tenant, user)
+    def _adjust(self, asked: _Asked, nusd: int) -> Steps[Decimal]:
+        tenant, user, budget = asked.tenant, asked.user, asked.budget
         answer, command, lines = yield from self._read(lambda now: self._planner.read(tenant, user, now))
         chosen = [at for at, line in enumerate(lines) if _counts(line) and budget in (None, line.budget.name)]
         if budget is not None and not chosen:
@@ -34,39 +56,47 @@ class Corrections(Operations):
             raise ConfigurationError(f"no budget {budget!r} counts money in a window here; those that do: {names}")
         rules = command.shape.rules
         changes = [(at, made) for at in chosen if (made := _change(rules[at], answer.accounts[at], nusd)) is not None]
+        amounts = []
         for at, (change, start_ms, at_ms) in changes:
             hold = Hold(
                 "", State.RELEASED if change > 0 else State.CHARGED, at_ms or answer.now_ms, answer.now_ms, 0,
                 Shape((rules[at],)), (command.keys[at],), command.scopes, (max(-change, 0),), (start_ms,),
             )  # fmt: skip
-            yield from self._correct(hold, max(change, 0))
-        amounts = [change for _, (change, _, _) in changes]
-        booked = (min(amounts) if nusd < 0 else max(amounts)) if amounts else 0
-        yield from self._told_of_correction(tenant, user, budget, booked, reason, by)
+            if (yield from self._correct(hold, max(change, 0), asked.place(rules[at]))):
+                amounts.append(change)
+        booked = max(amounts, key=abs, default=0)
+        if booked or asked.id is None:
+            yield from self._told_of_correction(asked, booked)
+        elif changes and nusd > 0:  # whoever booked it may have died before the row was written; it is the same row
+            yield from self._post("adjust", asked.facts(nusd), asked.id)
+        return to_decimal(booked)
 
-    def _correct(self, hold: Hold, cost_nusd: int) -> Steps[None]:
-        """Book one account's correction as the end of a hold that nobody took; kept for later without a store."""
+    def _correct(self, hold: Hold, cost_nusd: int, place: str) -> Steps[bool]:
+        """Book one account's correction as the end of a hold that nobody took; kept for later without a store.
+
+        Returns:
+            False if it was booked before.
+        """
         terms = replace(self._planner.terms, outbox_max=0)
         command = Finish(
-            hold_key(f"adjust-{unique()}"), Ending.SETTLE, terms, cost_nusd, 0, True, hold, now_ms=self._given_ms()
-        )
+            hold_key(f"adjust-{unique()}"), Ending.SETTLE, terms, cost_nusd, 0, True, hold, now_ms=self._given_ms(),
+            place=place,
+        )  # fmt: skip
         try:
-            yield command
+            answer: Finished = yield command
         except StoreUnavailable as error:
             self._pending.append(command)
             _log.warning("A correction is kept until the store answers again: %s", error)
+            return True
+        return answer.ended != Ended.ALREADY_SETTLED
 
-    def _told_of_correction(
-        self, tenant: str | None, user: str | None, budget: str | None, nusd: int, reason: str, by: str
-    ) -> Steps[None]:
-        name = tenant_name(tenant)
+    def _told_of_correction(self, asked: _Asked, nusd: int) -> Steps[None]:
         event = Event(
-            "adjusted", self.now_ms(), tenant=tenant, user=user, budget=budget, cost_nusd=nusd, by=by or None,
-            reason=reason or None,
+            "adjusted", self.now_ms(), tenant=asked.tenant, user=asked.user, budget=asked.budget, cost_nusd=nusd,
+            by=asked.by or None, reason=asked.reason or None,
         )  # fmt: skip
         self._trail.tell(event)
-        more = {"user": user, "budget": budget, "reason": reason, "by": by}
-        yield from self._post("adjust", adjustment_facts(tenant=name, booked_nusd=nusd, **more))
+        yield from self._post("adjust", asked.facts(nusd), asked.id)
 
     def adjust(
         self,
@@ -77,7 +107,8 @@ class Corrections(Operations):
         cost: Decimal | int | str,
         reason: str,
         by: str = "",
-    ) -> None:
+        id: str | None = None,
+    ) -> Decimal:
         """Correct what is spent in the windows of now, in every budget of money that is about these, or in one.
 
         It can pass a limit, and takes an account to 0 at the least. It is a row of the ledger, and changes none of
@@ -89,12 +120,18 @@ class Corrections(Operations):
             budget: only the budget of this name.
             cost: dollars to add, such as ``"0.40"``, or to take back, such as ``"-0.40"``.
             reason, by: why, and who says so.
+            id: names this correction, so that it is booked once, however often and from wherever it is asked for. The
+                store knows it for 40 days, the ledger for ever. None: it is booked each time.
+
+        Returns:
+            what was booked, in dollars: where less is spent, less is taken back; 0 if it was booked before.
 
         Raises:
             ConfigurationError: an amount that cannot be, or no such budget; nothing is changed.
             StoreUnavailable: the store did not answer; nothing is changed.
         """
-        self.run(self._adjust(tenant, user, budget, cost, reason, by))
+        asked = _Asked(tenant, user, budget, reason, by, id)
+        return self.run(self._adjust(asked, _checked(cost, tenant, user, id)))
 
     async def aadjust(
         self,
@@ -105,12 +142,16 @@ class Corrections(Operations):
         cost: Decimal | int | str,
         reason: str,
         by: str = "",
-    ) -> None:
+        id: str | None = None,
+    ) -> Decimal:
         """Same as `adjust`, awaited."""
-        await self.arun(self._adjust(tenant, user, budget, cost, reason, by))
+        asked = _Asked(tenant, user, budget, reason, by, id)
+        return await self.arun(self._adjust(asked, _checked(cost, tenant, user, id)))
 
 
-def _checked(cost: object, tenant: str | None, user: str | None) -> int:
+def _checked(cost: object, tenant: str | None, user: str | None, id: object) -> int:
+    if id is not None and (not isinstance(id, str) or not id.strip()):
+        raise ConfigurationError(f"adjust.id is text that names this correction, not {id!r:.60}")
     if user is not None and tenant is None:
         raise ConfigurationError("adjust: a user is one of a tenant; name the tenant too")
     try:

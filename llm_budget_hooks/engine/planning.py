@@ -341,12 +341,15 @@ class Planning:
         if count:
             yield from self._post("refusal", refusal_text(call, error, count))
 
-    def _post(self, kind: str, text: str) -> Steps[None]:
-        """Append an entry to the outbox, if there is a ledger; one that the store does not take goes to the journal."""
+    def _post(self, kind: str, text: str, id: str | None = None) -> Steps[None]:
+        """Append an entry to the outbox, if there is a ledger; one that the store does not take goes to the journal.
+
+        Entries of one kind and id become one row.
+        """
         drain = self._trail.drain
         if drain is None:
             return
-        entry = Post(((kind, unique(), text),), self._planner.terms.outbox_max, self.now_ms())
+        entry = Post(((kind, id or unique(), text),), self._planner.terms.outbox_max, self.now_ms())
         if self._outage.active and self._outage.keep_post(entry):
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -127,6 +128,7 @@ def test_holds_stay_as_they_are(engine: BudgetEngine) -> None:
         ({"cost": "1", "budget": "calls"}, "'month'"),
         ({"cost": "1", "budget": "answers"}, "'month'"),
         ({"cost": "1", "tenant": None, "user": "u1"}, "name the tenant"),
+        ({"cost": "1", "id": " "}, "adjust.id"),
     ],
 )
 def test_a_bad_correction_changes_nothing(engine: BudgetEngine, asked: dict[str, Any], says: str) -> None:
@@ -140,3 +142,43 @@ def test_nobody_without_a_tenant_is_corrected_but_everybody(engine: BudgetEngine
     spend(engine, "0.30")
     engine.adjust(cost="1", reason="a bill for all")
     assert spent(engine) == all_of("0.3", 1) | {"all-day": Decimal("1.3")}
+
+
+def test_a_correction_with_an_id_is_booked_once(engine: BudgetEngine, clock: Clock) -> None:
+    spend(engine, "0.50")
+    asked: dict[str, Any] = {"cost": "-0.20", "reason": "a bill", "id": "bill-7"}
+    assert engine.adjust(tenant="acme", user="u1", **asked) == Decimal("-0.20")
+    assert engine.adjust(tenant="acme", user="u1", **asked) == 0
+    clock.now += timedelta(days=39)
+    spend(engine, "0.50")
+    assert engine.adjust(tenant="acme", user="u1", **asked) == 0
+    assert engine.adjust(tenant="acme", user="u1", **asked | {"id": "bill-8"}) == Decimal("-0.20")
+    engine.flush()
+    rows = engine.ledger.adjustments().items
+    assert [(row.id, row.booked_nusd) for row in rows] == [("bill-8", -200_000_000), ("bill-7", -200_000_000)]
+
+
+def test_one_bill_for_all_and_for_a_tenant_is_once_in_what_both_share(engine: BudgetEngine) -> None:
+    assert engine.adjust(cost="1", reason="a bill", id="bill") == 1
+    assert engine.adjust(tenant="acme", cost="1", reason="a bill", id="bill") == 1
+    assert {s.budget: s.spent for s in engine.status("acme")}["all-day"] == 1
+    assert {s.budget: s.spent for s in engine.status("acme")}["month"] == 1
+
+
+def test_a_row_that_was_not_written_is_written_by_who_asks_again(engine_url: str, clock: Clock, tmp_path: Path) -> None:
+    rules = {"budgets": BUDGETS, "store_timeout": "10s", "namespace": "again"}
+    with BudgetEngine.open(engine_url, rules, clock=clock, ledger=f"sqlite:///{tmp_path / 'l.db'}") as engine:
+        engine._trail.drain, drain = None, engine._trail.drain  # its process dies before the row is in the outbox
+        engine.adjust(tenant="acme", cost="1", reason="a bill", id="bill")
+        engine._trail.drain = drain
+        assert engine.adjust(tenant="acme", cost="1", reason="a bill", id="bill") == 0
+        engine.flush()
+        assert [(row.id, row.booked_nusd) for row in engine.ledger.adjustments().items] == [("bill", 10**9)]
+
+
+def test_many_at_once_with_one_id_book_it_once(engine: BudgetEngine) -> None:
+    engine.status("acme")
+    with ThreadPoolExecutor(8) as threads:
+        booked = list(threads.map(lambda _: engine.adjust(cost="1", reason="a bill", id="bill"), range(16)))
+    assert sum(booked) == 1
+    assert {s.budget: s.spent for s in engine.status("acme")}["all-day"] == 1
