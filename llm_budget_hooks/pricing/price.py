@@ -220,6 +220,10 @@ class Price:
         total += max(usage.input_ms, 0) * units.input_ms + max(usage.output_ms, 0) * units.output_ms
         return -(-total // self._grains)
 
+    def searches_nusd(self, count: int) -> int:
+        """What the web searches of a call cost, without its tokens."""
+        return -(-(min(count, 1) if self.searches_once else count) * self._units.search // self._grains)
+
     def bound_nusd(
         self,
         input_tokens: int,

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.ledger import Ledger, every
-from llm_budget_hooks.money import parse_correction, to_decimal
+from llm_budget_hooks.ledger import every
+from llm_budget_hooks.money import parse_correction
 from llm_budget_hooks.reconcile.comparison import Line, Reconciliation
 
 
@@ -15,7 +15,8 @@ def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = No
     """Book the difference of each flagged line through `BudgetEngine.adjust`, so that limits see it.
 
     The correction is in the windows of now, whatever day the line is of. It names its line, and the next comparison
-    counts it there, so nothing is booked twice.
+    counts it there. Its id is that of the line's next correction, so it is booked once, also where several compare at
+    the same time, the same findings are booked again, or the ledger cannot be written yet.
 
     Args:
         engine: with the ledger that was compared.
@@ -24,7 +25,8 @@ def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = No
         by: who says so.
 
     Returns:
-        what was booked, in dollars: less is given back than the differences say where less was spent.
+        what was booked, in dollars: less is given back than the differences say where less was spent, and nothing is
+        booked that somebody else has booked meanwhile.
 
     Raises:
         ConfigurationError: the engine has no ledger, no budget of money is about these, or a difference is more than
@@ -37,17 +39,13 @@ def book(engine: BudgetEngine, found: Reconciliation, *, tenant: str | None = No
         raise ConfigurationError("No budget of money is global: name the tenant whose budgets are to be corrected.")
     for line in found.flagged:
         _bookable(line)
-    before = _booked(engine.ledger, found)
+    known = {row.id for row in every(engine.ledger.adjustments)}
+    booked = Decimal(0)
     for line in found.flagged:
-        engine.adjust(tenant=tenant, cost=line.difference, reason=line.reason, by=by)
+        if line.id not in known:
+            booked += engine.adjust(tenant=tenant, cost=line.difference, reason=line.reason, by=by, id=line.id)
     engine.flush()
-    return _booked(engine.ledger, found) - before
-
-
-def _booked(ledger: Ledger, found: Reconciliation) -> Decimal:
-    """What the ledger has of corrections of these lines."""
-    reasons = {line.reason for line in found.flagged}
-    return to_decimal(sum(row.booked_nusd for row in every(ledger.adjustments) if row.reason in reasons))
+    return booked
 
 
 def _bookable(line: Line) -> None:

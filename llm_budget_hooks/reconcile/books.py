@@ -23,13 +23,14 @@ class Billed:
 
     Attributes:
         day: the day in UTC.
-        model: the model as the provider names it.
+        model: the model as the provider names it; the name of the tool where `tool` is True.
         cost: dollars; None: the line is about use alone.
         requests: how many calls; None where the books do not say.
         input_tokens: all of the prompt, cached parts included; None where the books do not say.
         cached_input_tokens: the part of it read from a cache.
         output_tokens: what was generated.
         batch: whether it was served in a batch.
+        tool: what was billed is the use of a tool, such as ``web search``, whichever model used it.
     """
 
     day: date
@@ -40,6 +41,7 @@ class Billed:
     cached_input_tokens: int | None = None
     output_tokens: int | None = None
     batch: bool = False
+    tool: bool = False
 
 
 class Books(Protocol):

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
 from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
+from llm_budget_hooks.keys import digest
 from llm_budget_hooks.ledger import Ledger, every
 from llm_budget_hooks.models.trail import Run
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.pricing.names import provider_of, relaxed
 from llm_budget_hooks.reconcile.books import Billed, Books
+from llm_budget_hooks.reconcile.values import WEB_SEARCH
 
 _DAY: Final = timedelta(days=1)
 _LATE: Final = timedelta(hours=6)
 _SAME: Final = Decimal("0.01")
 _MARK: Final = "reconcile"
+_CORRECTION: Final = re.compile(
+    rf"{_MARK} (?:(?P<provider>\S+) )?(?P<day>[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}) (?P<model>.+?): "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +34,15 @@ class Line:
 
     Attributes:
         day: the day.
-        model: without provider and date, as both sides may write them differently.
+        model: without provider and date, as both sides may write them differently; the name of a tool, such as
+            ``web search``, where the books bill it apart from models.
         ledger: dollars in the ledger, corrections of this line included.
         billed: dollars in the provider's books.
         cause: why they probably differ; empty where they do not.
         flagged: whether they differ by more than what is tolerated.
         final: False while the provider may still add to the day; such a line is not flagged.
+        provider: whose books they are; None: of any.
+        corrections: how many corrections of this line the ledger has.
     """
 
     day: date
@@ -43,6 +52,8 @@ class Line:
     cause: str
     flagged: bool
     final: bool
+    provider: str | None = None
+    corrections: int = 0
 
     @property
     def difference(self) -> Decimal:
@@ -57,7 +68,13 @@ class Line:
     @property
     def reason(self) -> str:
         """What a correction of this line says, so that it is found again."""
-        return f"{_mark(self.day, self.model)}: {self.cause}"
+        words = (_MARK, self.provider, str(self.day), self.model)
+        return f"{' '.join(word for word in words if word)}: {self.cause}"
+
+    @property
+    def id(self) -> str:
+        """Names the next correction of this line, whoever compares, until it is in the ledger."""
+        return f"{_MARK}-{digest(self.provider or '', str(self.day), self.model, str(self.corrections))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +104,8 @@ class _Side:
     cached: int | None = None
     outputs: int | None = None
     batch: bool = False
+    tool: bool = False
+    corrections: int = 0
 
     def add(self, name: str, count: int | None) -> None:
         if count is not None:
@@ -113,9 +132,17 @@ class _Names:
                 provider = provider_of(price.provider or "")
             except PriceUnknown:
                 name, provider = model, ""
-            bare = name.rpartition("/")[2].lower()
+            bare = " ".join(name.rpartition("/")[2].lower().replace(": ", ":").split())
             found = self.known[model] = min((bare, *relaxed(bare)), key=len), provider
         return found
+
+    def searched(self, model: str, run: Run) -> int:
+        """What the web searches of a run cost, in nano-dollars, as far as its price is known."""
+        try:
+            fee = self.prices.price(model).at(run.at_ms).searches_nusd(run.searches)
+        except PriceUnknown:
+            return 0
+        return min(fee, max(run.booked_nusd, 0))
 
 
 def reconcile(
@@ -153,7 +180,8 @@ def reconcile(
     lines = []
     for key in sorted(ours.keys() | billed.keys()):
         final = datetime(key[0].year, key[0].month, key[0].day, tzinfo=UTC) + _DAY + _LATE <= moment
-        lines.append(_line(key, ours.get(key, _Side()), billed.get(key, _Side()), tolerance, final))
+        line = _line(key, ours.get(key, _Side()), billed.get(key, _Side()), tolerance, final)
+        lines.append(replace(line, provider=books.provider))
     return Reconciliation(tuple(lines))
 
 
@@ -169,13 +197,27 @@ class _Owned:
         name, owner = self.names.of(model)
         return self.provider in (None, owner) or (not owner and name in self.billed)
 
+    def corrected(self, reason: str, sides: _Sides) -> tuple[date, str] | None:
+        """The line of these books that a correction was about, if it was about one."""
+        found = _CORRECTION.match(reason)
+        if found is None:
+            return None
+        try:
+            key = date.fromisoformat(found["day"]), found["model"]
+        except ValueError:
+            return None
+        if found["provider"] and self.provider:
+            return key if found["provider"] == self.provider else None
+        return key if self.provider is None or key in sides or key[1] in self.billed else None
+
 
 def _billed(lines: Iterable[Billed], names: _Names) -> _Sides:
     sides: _Sides = {}
     for line in lines:
-        side = sides.setdefault((line.day, names.of(line.model)[0]), _Side())
+        side = sides.setdefault((line.day, line.model if line.tool else names.of(line.model)[0]), _Side())
         side.cost += line.cost or 0
         side.batch |= line.batch
+        side.tool |= line.tool
         for name, count in (("requests", line.requests), ("inputs", line.input_tokens)):
             side.add(name, count)
         side.add("cached", line.cached_input_tokens)
@@ -191,27 +233,24 @@ def _ours(ledger: Ledger, names: _Names, since: date, until: date, owned: _Owned
         for run in every(ledger.runs, since=begins, until=begins + _DAY):
             model = run.served or run.model
             if owned.has(model):
-                _add(sides.setdefault((day, names.of(model)[0]), _Side()), run)
+                side = sides.setdefault((day, names.of(model)[0]), _Side())
+                _add(side, run)
+                if run.searches and WEB_SEARCH in owned.billed:
+                    _move(names.searched(model, run), side, sides.setdefault((day, WEB_SEARCH), _Side()))
         day += _DAY
     for correction in every(ledger.adjustments):
-        for key, side in _corrected(correction.reason, sides, since, until).items():
-            if owned.provider is not None and key not in sides and key[1] not in owned.billed:
-                continue
+        key = owned.corrected(correction.reason, sides)
+        if key is not None and since <= key[0] < until:
+            side = sides.setdefault(key, _Side())
             side.cost += to_decimal(correction.booked_nusd)
-            sides[key] = side
+            side.corrections += 1
     return sides
 
 
-def _corrected(reason: str, sides: _Sides, since: date, until: date) -> _Sides:
-    """The line that an earlier correction was about."""
-    words = reason.partition(": ")[0].split(" ", 2)
-    if len(words) != 3 or words[0] != _MARK:
-        return {}
-    try:
-        day = date.fromisoformat(words[1])
-    except ValueError:
-        return {}
-    return {(day, words[2]): sides.get((day, words[2]), _Side())} if since <= day < until else {}
+def _move(nusd: int, side: _Side, tool: _Side) -> None:
+    """Books that bill a tool apart are compared with what the calls of all models paid for it."""
+    side.cost -= to_decimal(nusd)
+    tool.cost += to_decimal(nusd)
 
 
 def _add(side: _Side, run: Run) -> None:
@@ -230,14 +269,14 @@ def _add(side: _Side, run: Run) -> None:
 def _line(key: tuple[date, str], ours: _Side, billed: _Side, tolerance: Decimal, final: bool) -> Line:
     off = abs(billed.cost - ours.cost) > tolerance * billed.cost if billed.cost > 0 else billed.cost != ours.cost
     cause = "" if not off else _cause(ours, billed) if final else "the day may still grow"
-    return Line(*key, ours.cost, billed.cost, cause, off and final, final)
+    return Line(*key, ours.cost, billed.cost, cause, off and final, final, corrections=ours.corrections)
 
 
 def _cause(ours: _Side, billed: _Side) -> str:
     """Why the sides probably differ; the first that explains it."""
     lacks = billed.cost - ours.cost
     if not ours.requests and not ours.cost:
-        return "calls the ledger never saw"
+        return "use the ledger never saw" if billed.tool else "calls the ledger never saw"
     if not billed.cost and not billed.requests:
         return "the provider has no such calls: another account, or another day"
     if lacks > 0 and _more(billed.requests, ours.requests):
@@ -262,7 +301,3 @@ def _more(count: int | None, other: int | None) -> bool:
 def _same(ours: _Side, billed: _Side) -> bool:
     pairs = ((ours.inputs, billed.inputs), (ours.outputs, billed.outputs))
     return all(a is not None and b is not None and abs(a - b) <= _SAME * max(a, b) for a, b in pairs)
-
-
-def _mark(day: date, model: str) -> str:
-    return f"{_MARK} {day} {model}"

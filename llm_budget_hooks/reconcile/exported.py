@@ -2,7 +2,7 @@
 
 Of the columns, those that name a day, a model and a cost are needed; requests and tokens help to find a cause. The
 names are those of the usual exports, in any case: ``date`` or ``start_time``, ``model`` or ``line_item``, ``cost`` or
-``amount`` in dollars.
+``amount`` in dollars. A line about a tool, such as web search, needs no model where ``cost_type`` names it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.reconcile.books import Billed
-from llm_budget_hooks.reconcile.values import Unreadable, count_of, day_of, dollars, model_of
+from llm_budget_hooks.reconcile.values import Unreadable, count_of, day_of, dollars, model_of, tool_of
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "day": ("day", "date", "usage_date", "usage_date_utc", "start_time", "start_time_iso", "starttime", "starting_at"),
@@ -87,14 +87,15 @@ class ExportedBooks:
 
 def _billed(row: Mapping[Any, Any]) -> Billed:
     named = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
-    model = model_of(_needed(named, "model"))
+    tool = tool_of(_of(named, "model") or named.get("cost_type"))
+    model = tool or model_of(_needed(named, "model"))
     if not model:
         raise Unreadable(f"it names no model; accepted columns: {', '.join(_NAMES['model'])}")
     counts = {name: None if (value := _of(named, name)) is None else _counted(name, value) for name in _COUNTS}
     tier = str(named.get("service_tier") or named.get("batch") or "").lower()
     cost = dollars(_needed(named, "cost"))
     day = day_of(_needed(named, "day"))
-    return Billed(day, model, cost, batch=tier in ("batch", "true", "1"), **counts)
+    return Billed(day, model, cost, batch=tier in ("batch", "true", "1"), tool=tool is not None, **counts)
 
 
 def _counted(name: str, value: object) -> int:

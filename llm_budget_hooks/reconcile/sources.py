@@ -25,7 +25,7 @@ from llm_budget_hooks.pricing.book import providers
 from llm_budget_hooks.pricing.names import masked, provider_of
 from llm_budget_hooks.reconcile.books import Billed, Books, BooksUnavailable
 from llm_budget_hooks.reconcile.exported import ExportedBooks
-from llm_budget_hooks.reconcile.values import count_of, day_of, dollars, model_of
+from llm_budget_hooks.reconcile.values import count_of, day_of, dollars, model_of, tool_of
 
 _TIMEOUT_S: Final = 30
 _MOST_PAGES: Final = 10_000
@@ -105,7 +105,7 @@ class OpenAIBooks(_Remote):
         super().__init__(key, url)
 
     def lines(self, since: date, until: date) -> Iterator[Billed]:
-        """See `Books.lines`. Costs come by line item, such as ``gpt-4o-2024-08-06, input``; use comes by model."""
+        """See `Books.lines`. Costs come by line item: ``gpt-4o-2024-08-06, input``, or a tool without a model."""
         span: Query = [("start_time", _seconds(since)), ("end_time", _seconds(until)), ("bucket_width", "1d")]
         span.append(("limit", _DAYS_AT_ONCE))
         for bucket, result in self._buckets("/v1/organization/costs", [*span, ("group_by", "line_item")]):
@@ -128,7 +128,7 @@ class AnthropicBooks(_Remote):
         return {"x-api-key": self._key, "anthropic-version": "2023-06-01"}
 
     def lines(self, since: date, until: date) -> Iterator[Billed]:
-        """See `Books.lines`. Amounts in the reports are cents."""
+        """See `Books.lines`. Amounts in the reports are cents; tools have a ``cost_type`` and no model."""
         span: Query = [("starting_at", f"{since}T00:00:00Z"), ("ending_at", f"{until}T00:00:00Z")]
         span += [("bucket_width", "1d"), ("limit", _DAYS_AT_ONCE)]
         for bucket, result in self._buckets("/v1/organizations/cost_report", [*span, ("group_by[]", "description")]):
@@ -183,8 +183,10 @@ def open_books(source: str, *, url: str | None = None, provider: str | None = No
 
 
 def _openai_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
-    model = _model(result.get("line_item")).partition(",")[0]
-    return Billed(day_of(bucket["start_time"]), model, dollars(result["amount"]["value"]))
+    item = _model(result.get("line_item"))
+    tool = tool_of(item)
+    cost = dollars(result["amount"]["value"])
+    return Billed(day_of(bucket["start_time"]), tool or item.partition(",")[0], cost, tool=tool is not None)
 
 
 def _openai_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
@@ -196,9 +198,11 @@ def _openai_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
 
 
 def _anthropic_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
-    model = _model(result.get("model") or result.get("description"))
-    cents = dollars(result["amount"])
-    return Billed(day_of(bucket["starting_at"]), model, cents / 100, batch=result.get("service_tier") == "batch")
+    kind = result.get("cost_type") or "tokens"
+    tool = None if kind == "tokens" else _model(kind).replace("_", " ")
+    model = tool or _model(result.get("model") or result.get("description"))
+    cost, batch = dollars(result["amount"]) / 100, result.get("service_tier") == "batch"
+    return Billed(day_of(bucket["starting_at"]), model, cost, batch=batch, tool=tool is not None)
 
 
 def _anthropic_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:

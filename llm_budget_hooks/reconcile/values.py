@@ -14,6 +14,8 @@ _THOUSANDS: Final = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 _COUNT: Final = re.compile(r"[0-9]{1,15}(?:\.0*)?")
 _EPOCH: Final = re.compile(r"[0-9]{10}(?:[0-9]{3})?")
 _MOST: Final = Decimal(10**12)
+WEB_SEARCH: Final = "web search"
+_TOOLS: Final = {WEB_SEARCH: WEB_SEARCH, "file search": "file search", "code interpreter": "code execution"}
 _SHORTEST: Final = Decimal("1e-18")
 
 
@@ -58,6 +60,12 @@ def count_of(value: object) -> int:
 def model_of(value: object) -> str:
     """The name of a model."""
     return _text(value)
+
+
+def tool_of(value: object) -> str | None:
+    """The tool whose use a line of a bill is about, such as OpenAI's ``web search tool calls``; None: a model's."""
+    item = value.lower().replace("_", " ") if isinstance(value, str) else ""
+    return next((tool for words, tool in _TOOLS.items() if words in item), None)
 
 
 def _text(value: object) -> str:

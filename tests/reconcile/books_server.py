@@ -89,11 +89,19 @@ def anthropic_bucket(day: str, *results: dict[str, Any]) -> dict[str, Any]:
     return {"starting_at": f"{day}T00:00:00Z", "ending_at": f"{day}T23:59:59Z", "results": list(results)}
 
 
-def anthropic_cost(model: str | None, cents: str, tier: str = "standard") -> dict[str, Any]:
-    described = f"{model} Usage" if model else "Web Search Usage"
+def anthropic_cost(model: str, cents: str, tier: str = "standard") -> dict[str, Any]:
     return {
-        "currency": "USD", "amount": cents, "workspace_id": None, "description": described, "cost_type": "tokens",
-        "context_window": "0-200k", "model": model, "service_tier": tier, "token_type": "output_tokens",
+        "currency": "USD", "amount": cents, "workspace_id": None, "description": f"{model} Usage",
+        "cost_type": "tokens", "context_window": "0-200k", "model": model, "service_tier": tier,
+        "token_type": "output_tokens",
+    }  # fmt: skip
+
+
+def anthropic_tool(kind: str, cents: str) -> dict[str, Any]:
+    """A cost that is none of tokens: the reference has null for the model and all that is about tokens."""
+    return {
+        "currency": "USD", "amount": cents, "workspace_id": None, "description": f"{kind} usage", "cost_type": kind,
+        "context_window": None, "model": None, "service_tier": None, "token_type": None,
     }  # fmt: skip
 
 
