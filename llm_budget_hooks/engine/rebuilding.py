@@ -67,9 +67,13 @@ def recover(store: Any, ledger: Any, planner: Planner, now_ms: int | None, lost:
         found = repair.execute(Epoch()).stamp
         epoch = found.partition(" ")[0]
         if ledger is not None and epoch in ("", store.epoch):
-            if repair.execute(Once(digest("rebuild", found), 0, _ALONE_MS, 2 * _ALONE_MS)).yes:
-                _rebuild_or_begin(repair, ledger, planner, now_ms, new=store.epoch is None)
-                start(store, repair, epoch)
+            if until_s := _turn(store, repair, found):
+                try:
+                    _rebuild_or_begin(repair, ledger, planner, now_ms, new=store.epoch is None)
+                    start(store, repair, epoch)
+                except BaseException:
+                    store.unfinished[found] = until_s
+                    raise
                 return
             found = _others(repair, epoch)
         if found.partition(" ")[0] in ("", store.epoch):
@@ -77,6 +81,16 @@ def recover(store: Any, ledger: Any, planner: Planner, now_ms: int | None, lost:
         store.adopt(found)
     finally:
         repair.close()
+
+
+def _turn(store: Any, repair: Store, found: str) -> float:
+    """Until when, by `time.monotonic`, this process alone may rebuild what is found; 0: another one may."""
+    until_s: float = store.unfinished.pop(found, 0.0)
+    now_s = time.monotonic()
+    if now_s < until_s:
+        return until_s
+    first: Any = repair.execute(Once(digest("rebuild", found), 0, _ALONE_MS, 2 * _ALONE_MS))
+    return now_s + _ALONE_MS / 1000 if first.yes else 0.0
 
 
 def _is_lost(store: Store) -> bool:

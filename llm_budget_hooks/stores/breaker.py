@@ -15,6 +15,7 @@ class Breaker:
     """Remembers that a store was away, and lets one caller try again after each pause.
 
     It opens when a command has failed after half of the store's timeout or more: what fails at once costs nothing.
+    Commands that were under way together and fail together are one trouble, and make no pause longer.
 
     Args:
         place: names the store in messages.
@@ -29,10 +30,11 @@ class Breaker:
         self._place = place
         self._timeout_s = timeout_s
         self._pause_s = _FIRST_PAUSE_S
+        self._failed_s = 0.0
         self._again_s = 0.0
 
     def check(self) -> None:
-        """Return if the store may be asked now.
+        """Return if the store may be asked now; others may not until this is answered, or could have been.
 
         Raises:
             StoreUnavailable: it was away a moment ago; nothing was sent to it.
@@ -40,15 +42,18 @@ class Breaker:
         now = time.monotonic()
         if now < self._again_s:
             raise self.error(sent=False)
-        self._again_s = now + self._pause_s
+        self._again_s = now + self._timeout_s + self._pause_s
 
     def failed(self, began_s: float) -> None:
         """Take note of a command that was sent at an instant of `time.monotonic` and failed now."""
         now = time.monotonic()
+        if began_s < self._failed_s:
+            return
         if now - began_s < self._timeout_s / 2:
+            self._again_s = now
             return
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if self.open else _FIRST_PAUSE_S
-        self._again_s = now + self._pause_s
+        self._failed_s, self._again_s = now, now + self._pause_s
         self.open = True
 
     def close(self) -> None:

@@ -39,7 +39,12 @@ SCRIPTS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class RedisStore:
-    """A store in one Redis."""
+    """A store in one Redis.
+
+    Attributes:
+        unfinished: stamps of lost balances that this process has begun to rebuild and could not, and until when, by
+            `time.monotonic`, nobody else does.
+    """
 
     shared = True
     forgets = True
@@ -65,6 +70,7 @@ class RedisStore:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self.unfinished: dict[str, float] = {}
         self._sync: SyncConnections | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnections] = WeakKeyDictionary()
 
@@ -161,6 +167,7 @@ class RedisStore:
     def _meet(self, reply: object) -> None:
         """Take note of the epoch of the balances that this process finds."""
         met: Any = decode(Epoch(), reply)
+        self._breaker.close()
         if met.evicts and not self._allow_eviction:
             raise ConfigurationError(
                 f"The Redis at {self._topology.name} drops keys when its memory is full, and with them what was spent. "
@@ -182,11 +189,11 @@ class RedisStore:
         return error
 
     def _answer(self, command: Command, reply: object) -> Answer:
+        if self._breaker.open:
+            self._breaker.close()
         if isinstance(reply, bytes) and reply.startswith(b"LOST"):
             raise self._lost()
         answer = decode(command, reply)
-        if self._breaker.open:
-            self._breaker.close()
         if command.now_ms is None:
             if answer.now_ms - _STAMP_MS > self._least_ms and _wrote(command, answer):
                 self._least_ms = answer.now_ms - _STAMP_MS
@@ -214,7 +221,7 @@ class RedisStore:
 
     def _described(self, error: exceptions.RedisError | StoreUnavailable, began_s: float) -> StoreUnavailable:
         if isinstance(error, StoreUnavailable):
-            return self._breaker.error(sent=error.sent) if self._breaker.open else error
+            return self._breaker.error(sent=error.sent) if error.busy and self._breaker.open else error
         self._breaker.failed(began_s)
         trouble = _trouble(error, self._timeout_s)
         return StoreUnavailable(f"The store at {self._topology.name} {trouble} Nothing is held.")

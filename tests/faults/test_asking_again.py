@@ -1,0 +1,116 @@
+"""When a store that was away is asked again, and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_budget_hooks import BudgetEngine, Call, StoreUnavailable
+from llm_budget_hooks.stores.redis.codec import READ
+from llm_budget_hooks.testing import DelayProxy, RedisServer
+
+POLICY: dict[str, Any] = {
+    "budgets": [{"scope": "global", "limit": "$900", "window": "day"}],
+    "store_timeout": "300ms",
+    "on_store_error": "deny",
+}
+CALL = Call(model="m", amount="0.10")
+CALLERS = 24
+
+
+def passes(engine: BudgetEngine) -> bool:
+    try:
+        engine.reserve(CALL)
+    except StoreUnavailable:
+        return False
+    return True
+
+
+async def apasses(engine: BudgetEngine) -> bool:
+    try:
+        await engine.areserve(CALL)
+    except StoreUnavailable:
+        return False
+    return True
+
+
+async def meet(engine: BudgetEngine) -> list[bool]:
+    return await asyncio.gather(*(apasses(engine) for _ in range(CALLERS)))
+
+
+def passes_within(engine: BudgetEngine, seconds: float) -> bool:
+    ends = time.monotonic() + seconds
+    while not (passed := passes(engine)) and time.monotonic() < ends:
+        time.sleep(0.02)
+    return passed
+
+
+@pytest.mark.parametrize("face", ["blocking", "awaited"])
+def test_a_stall_that_many_calls_meet_at_once_is_one_trouble(redis_server: RedisServer, face: str) -> None:
+    with DelayProxy(redis_server.port) as proxy, BudgetEngine.open(proxy.url, POLICY) as engine:
+        assert passes(engine)
+        proxy.stall = True
+        if face == "blocking":
+            with ThreadPoolExecutor(CALLERS) as pool:
+                assert not any(pool.map(passes, [engine] * CALLERS))
+        else:
+            assert not any(asyncio.run(meet(engine)))
+        proxy.stall = False
+        assert passes_within(engine, 1.5)  # half a second; where each of the calls that met it made that longer, five
+
+
+def test_a_store_that_is_away_is_asked_again_by_one_call_at_a_time(redis_server: RedisServer) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def call_on(engine: BudgetEngine) -> None:
+        ends = time.monotonic() + 5
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            assert not passes(engine)
+            if time.monotonic() - began > 0.4:
+                asked.append((began, time.monotonic()))
+            time.sleep(0.01)
+
+    policy = {**POLICY, "store_timeout": "800ms"}
+    with DelayProxy(redis_server.port) as proxy, BudgetEngine.open(proxy.url, policy) as engine:
+        assert passes(engine)
+        proxy.stall = True
+        assert not passes(engine)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(call_on, [engine] * 4))
+        proxy.stall = False
+    asked.sort()
+    assert len(asked) >= 2
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(asked))
+
+
+def test_a_process_that_begins_in_an_outage_begins_when_it_is_over(redis_server: RedisServer, tmp_path: Path) -> None:
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with DelayProxy(redis_server.port) as proxy:
+        proxy.stall = True
+        with BudgetEngine.open(proxy.url, POLICY, ledger=ledger) as engine:
+            assert not passes(engine)
+            proxy.stall = False
+            assert passes_within(engine, 3)
+
+
+def test_a_rebuilding_that_is_cut_short_is_begun_again_at_once(redis_server: RedisServer, tmp_path: Path) -> None:
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with (
+        DelayProxy(redis_server.port, match=READ.sha.encode()) as proxy,
+        BudgetEngine.open(proxy.url, POLICY, ledger=ledger) as engine,
+    ):
+        engine.charge(CALL, cost="7")
+        engine.flush()
+        redis_server.flush()
+        proxy.cut_before_request = 1
+        assert not passes(engine)
+        assert proxy.cuts == 1
+        assert passes_within(engine, 3)
+        assert engine.status()[0].spent == 7
