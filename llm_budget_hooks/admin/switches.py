@@ -27,8 +27,8 @@ class KillSwitch(BaseModel):
     def of(cls, switch: Killed) -> KillSwitch:
         """The switch as the engine has it."""
         return cls(
-            tenant=switch.tenant or None, reason=switch.reason, by=switch.by, since=instant(switch.at_ms),
-            automatic=switch.automatic,
+            tenant=encodable(switch.tenant) or None, reason=encodable(switch.reason), by=encodable(switch.by),
+            since=instant(switch.at_ms), automatic=switch.automatic,
         )  # fmt: skip
 
 
@@ -49,7 +49,8 @@ class SetLimit(BaseModel):
         found = {b.name: b for b in policy.budgets_of(one.tenant, switched_off=True)}.get(one.budget)
         limit = None if found is None or one.limit is None else in_units(found, one.limit)
         return cls(
-            budget=one.budget, tenant=one.tenant or None, limit=limit, by=one.by, reason=one.reason,
+            budget=one.budget, tenant=encodable(one.tenant) or None, limit=limit, by=encodable(one.by),
+            reason=encodable(one.reason),
             expires_at=instant(one.until_ms) if one.until_ms else None, since=instant(one.at_ms),
         )  # fmt: skip
 
@@ -75,6 +76,11 @@ def overrides_of(engine: BudgetEngine, tenant: str | None, *, wide: bool = True)
         ]
     except StoreUnavailable:
         return None
+
+
+def encodable(text: str) -> str:
+    """A text with a question mark in the place of each half of a surrogate pair, which no answer can carry."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def in_units(budget: Budget, units: int) -> str | int:

@@ -15,6 +15,7 @@ from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.models import Budget
 from llm_budget_hooks.models.events import Event, EventKind
+from llm_budget_hooks.models.results import LAST_MS
 from llm_budget_hooks.models.trail import event_facts, override_facts
 
 _log = logging.getLogger("llm_budget_hooks")
@@ -264,4 +265,6 @@ def _until(expires_at: datetime, now_ms: int) -> int:
     until_ms = round(expires_at.timestamp() * 1000)
     if until_ms <= now_ms:
         raise ConfigurationError("expires_at is in the past; to take an override back, set limit=None")
+    if until_ms > LAST_MS:
+        raise ConfigurationError("expires_at is beyond the year 9999; for an override without an end leave it out")
     return until_ms

@@ -7,11 +7,14 @@ further says so, and the call is planned again with the texts of now.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+from urllib.parse import quote, unquote
 
 from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.models.results import LAST_MS
 from llm_budget_hooks.money import MAX_EXACT
 from llm_budget_hooks.transitions import SettingsNow
 from llm_budget_hooks.transitions.records import HISTORY_MS
@@ -23,6 +26,7 @@ INJECTIONS: Final = 3
 INJECTION_MS: Final = 300_000
 INJECTED: Final = f"{INJECTIONS} injections were reported within 5 minutes"
 _PART: Final = "\x1f"
+_ESCAPED: Final = re.compile("[%\0\x1f\ud800-\udfff]")
 
 Changes = tuple[tuple[str, str | None], ...]
 Role = Literal["operator", "admin"]
@@ -98,7 +102,7 @@ def live(answer: SettingsNow) -> LiveSettings:
     forgotten: dict[str, int] = {}
     injections: dict[str, tuple[int, ...]] = {}
     for name, text in answer.texts.items():
-        kind, _, rest = name.partition(_PART)
+        kind, rest, budget, *_ = (*_parts(name), "", "")
         facts = _facts(text)
         if kind == "kill":
             kills[rest] = Killed(
@@ -106,9 +110,8 @@ def live(answer: SettingsNow) -> LiveSettings:
                 facts.get("automatic") is True, facts.get("by_admin") is True,
             )  # fmt: skip
         elif kind == "limit":
-            tenant, _, budget = rest.partition(_PART)
-            overrides.setdefault(tenant, {})[budget] = Override(
-                tenant, budget, _limit(facts.get("limit")), _whole(facts.get("until")), str(facts.get("by", "")),
+            overrides.setdefault(rest, {})[budget] = Override(
+                rest, budget, _limit(facts.get("limit")), _whole(facts.get("until")), str(facts.get("by", "")),
                 str(facts.get("reason", "")), _whole(facts.get("at")),
             )  # fmt: skip
         elif kind == "forget":
@@ -189,7 +192,12 @@ def forget(settings: LiveSettings, step: str, now_ms: int) -> Changes:
 
 
 def _name(*parts: str) -> str:
-    return _PART.join(part.replace(_PART, "?").replace("\0", "?") for part in parts)
+    """A name that every store takes and that `_parts` reads back, whatever is in an id."""
+    return _PART.join(_ESCAPED.sub(lambda found: quote(found[0], safe="", errors="surrogatepass"), p) for p in parts)
+
+
+def _parts(name: str) -> list[str]:
+    return [unquote(part, errors="surrogatepass") for part in name.split(_PART)]
 
 
 def _text(**facts: Any) -> str:
@@ -205,7 +213,7 @@ def _facts(text: str) -> Mapping[str, Any]:
 
 
 def _whole(value: object) -> int:
-    return value if type(value) is int and 0 <= value <= MAX_EXACT else 0
+    return min(value, LAST_MS) if type(value) is int and value > 0 else 0
 
 
 def _limit(value: object) -> int | None:

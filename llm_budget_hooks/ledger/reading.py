@@ -7,6 +7,7 @@ are in month totals alone, see `Reading.months`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -27,6 +28,7 @@ from llm_budget_hooks.windows import HOUR_MS
 
 T = TypeVar("T")
 Dimension = Literal["tenant", "user", "feature", "step", "model", "day"]
+_CURSOR: Final = re.compile("[0-9]{1,18}")
 _QUARTER_MS: Final = 900_000
 _DAY: Final = timedelta(days=1)
 
@@ -369,7 +371,6 @@ def _numbers(row: Any) -> tuple[Decimal, int, int, int]:
 
 
 def _cursor(after: str) -> int:
-    try:
-        return int(after)
-    except ValueError:
-        raise ConfigurationError("after= takes what the page before gave") from None
+    if not _CURSOR.fullmatch(after):
+        raise ConfigurationError("after= takes what the page before gave")
+    return int(after)

@@ -34,7 +34,8 @@ Cutoff = Literal["hard", "soft", "warn"]
 EstimateMode = Literal["auto", "bound", "p90"]
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]{1,20})\s*(ms|s|m|h|d)")
+_LONGEST_MS = 366 * 86_400_000
 
 
 def _duration(value: object) -> timedelta:
@@ -44,8 +45,8 @@ def _duration(value: object) -> timedelta:
         match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
         if match is None:
             raise ValueError(f'a duration is a text such as "10m" (ms, s, m, h, d), not {value!r}')
-        made = timedelta(milliseconds=int(match[1]) * _UNITS_MS[match[2]])
-    if not timedelta(milliseconds=1) <= made <= timedelta(days=366):
+        made = timedelta(milliseconds=min(int(match[1]) * _UNITS_MS[match[2]], _LONGEST_MS + 1))
+    if not timedelta(milliseconds=1) <= made <= timedelta(milliseconds=_LONGEST_MS):
         raise ValueError(f"a duration is from 1 ms to 366 days, not {value!r}")
     return made
 

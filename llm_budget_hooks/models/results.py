@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 from llm_budget_hooks.errors import BudgetExceeded
 from llm_budget_hooks.models.slots import quick_init
@@ -14,6 +14,9 @@ from llm_budget_hooks.money import to_decimal
 Basis = Literal["amount", "bound", "p90", "step", "flat", "actual"]
 SettlementStatus = Literal["settled", "released", "late", "already_settled", "already_released", "unknown"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+LAST_MS: Final = 253_402_300_799_999
+"""The last millisecond that a datetime in UTC can say, the end of the year 9999."""
 
 
 def instant(at_ms: int) -> datetime:

@@ -134,6 +134,7 @@ def test_set_takes_counts_and_off(app: BudgetEngine, command: Command) -> None:
         (("user-day", "$5"), "name the tenant"),
         (("all", "$5", "--tenant", "acme"), "global"),
         (("user-day", "$5", "--tenant", "acme", "--for", "soon"), "duration"),
+        (("user-day", "$5", "--tenant", "acme", "--for", "99999999999999d"), "366 days"),
         (("rate", "$5", "--tenant", "acme"), "whole number"),
     ],
 )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError
+from llm_budget_hooks.models import instant
+from llm_budget_hooks.transitions import Settings
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
+BEYOND = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone(-timedelta(hours=23, minutes=59)))
 USER_DAY = {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"}
 Opened = Callable[..., BudgetEngine]
 
@@ -208,6 +211,7 @@ def test_an_override_is_for_one_tenant_and_can_be_taken_back(opened: Opened) -> 
         ("mine", 5, {"tenant": "acme", "role": "admin"}, "only an operator"),
         ("user-day", "$1", {"tenant": "acme", "expires_at": NOON}, "past"),
         ("user-day", "$1", {"tenant": "acme", "expires_at": datetime(2027, 1, 1)}, "time zone"),
+        ("user-day", "$1", {"tenant": "acme", "expires_at": BEYOND}, "year 9999"),
     ],
 )
 def test_a_bad_override_changes_nothing(opened: Opened, budget: str, limit: Any, more: Any, message: str) -> None:
@@ -276,3 +280,28 @@ def test_a_model_that_is_free_holds_nothing_b095_b096(opened: Opened) -> None:
     engine.kill("acme")
     with pytest.raises(BudgetExceeded):
         engine.reserve(Call(model="free", tenant="acme", user="u1"))
+
+
+@pytest.mark.parametrize("tenant", ["\ud800t", "nul\0nul", "unit\x1fseparator", "50%", "%41", "é"])
+def test_whoever_can_call_can_be_stopped_and_given_another_limit(opened: Opened, tenant: str) -> None:
+    engine = opened(USER_DAY)
+    engine.override("user-day", "$0.05", tenant=tenant, by="\ud800", reason="\udfff")
+    with pytest.raises(BudgetExceeded, match=r"0\.05"):
+        engine.reserve(call(tenant=tenant))
+    assert engine.override("user-day", None, tenant=tenant)
+    engine.release(engine.reserve(call(tenant=tenant)))
+    engine.kill(tenant, reason="\ud800", by="\udfff")
+    assert [switch.tenant for switch in engine.kills()] == [tenant]
+    with pytest.raises(BudgetExceeded, match="kill switch"):
+        engine.reserve(call(tenant=tenant))
+    engine.release(engine.reserve(call(tenant="nul?nul")))
+    assert engine.revive(tenant)
+    engine.release(engine.reserve(call(tenant=tenant)))
+
+
+def test_a_stored_change_that_lies_beyond_all_dates_can_be_shown(engine_url: str) -> None:
+    with BudgetEngine.open(engine_url, {"budgets": [USER_DAY]}) as engine:
+        text = '{"limit": 5, "until": 9007199254740991, "at": 9007199254740991}'
+        engine._store.execute(Settings((("limit\x1facme\x1fuser-day", text), ("limit", "{}"), ("nonsense", "[]")), 0))
+        (one,) = [one for one in engine.overrides() if one.budget]
+        assert (instant(one.until_ms).year, instant(one.at_ms).year) == (9999, 9999)

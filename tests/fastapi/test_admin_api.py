@@ -193,6 +193,7 @@ def test_managed_and_global_budgets_are_an_operators(engine: BudgetEngine, ask: 
         ({"budget": "user-day", "limit": "5", "tenant": "other"}, 422),
         ({"budget": "user-day", "limit": "5", "expires_at": "2020-01-01T00:00:00Z"}, 422),
         ({"budget": "user-day", "limit": "5", "expires_at": "2999-01-01T00:00:00"}, 422),
+        ({"budget": "user-day", "limit": "5", "expires_at": "9999-12-31T23:59:59-23:59"}, 422),
         ({"budget": "user-day"}, 422),
         ({"budget": "nothing", "limit": "5"}, 404),
     ],
@@ -206,6 +207,15 @@ def test_a_wrong_change_is_told_and_changes_nothing(local: BudgetEngine, body: d
 def test_half_a_letter_in_a_body_is_a_wrong_request(local: BudgetEngine) -> None:
     answer = asking(local)("PUT", content=rb'{"budget": "\ud800", "limit": "5"}', params={"tenant": "acme"})
     assert answer.status_code == 422
+
+
+def test_what_was_changed_is_shown_whatever_is_in_it(local: BudgetEngine) -> None:
+    for _ in range(3):
+        local.report_injection("\ud800t")
+    local.override("user-day", "5", tenant="acme", by="\ud800")
+    seen = asking(local)("GET", key="ops-key").json()
+    assert [(one["tenant"], one["automatic"]) for one in seen["killed"]] == [("?t", True)]
+    assert [one["by"] for one in seen["overrides"]] == ["?"]
 
 
 def test_the_kill_switch_stops_the_tenant_and_revive_lets_it_in(engine: BudgetEngine, ask: Asking) -> None:

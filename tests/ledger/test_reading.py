@@ -316,5 +316,6 @@ def test_a_number_that_cannot_be_read_is_none_and_a_page_raises() -> None:
 def test_instants_need_a_zone_and_cursors_come_from_pages(ledger: Ledger) -> None:
     with pytest.raises(ConfigurationError, match="time zone"):
         ledger.runs(since=datetime(2026, 1, 1))
-    with pytest.raises(ConfigurationError, match="after"):
-        ledger.runs(after="x")
+    for after in ("x", "", "-1", "9" * 30, "\u0661"):
+        with pytest.raises(ConfigurationError, match="after"):
+            ledger.runs(after=after)
