@@ -69,17 +69,23 @@ class Administration(Corrections):
         reason: str,
         role: Role,
     ) -> Steps[bool]:
-        found = self._overridable(budget, tenant, role)
-        units = None if limit is None else _units(found, limit)
+        name = _whose(tenant)
+        if limit is None and role == "operator":
+            yield from self._refresh()
+            known = self._settings.overrides.get(name, {})  # its budget may be another one by now, or none
+        else:
+            known = {}
+        found = self._budgets(tenant).get(budget) if budget in known else self._overridable(budget, tenant, role)
+        units = None if limit is None or found is None else _units(found, limit)
         until_ms = 0 if expires_at is None else _until(expires_at, self.now_ms())
-        name = "" if found.scope == "global" else _whose(tenant)
+        subject = "" if found is None else found.subject
         changed = yield from self._change(
-            lambda now, at_ms: settings.override(now, name, budget, units, until_ms, by, reason, at_ms)
+            lambda now, at_ms: settings.override(now, name, budget, subject, units, until_ms, by, reason, at_ms)
         )
         if changed:
             event = Event(
-                "override", self.now_ms(), tenant=name or None, budget=budget, scope=found.scope, meter=found.meter,
-                limit=units, by=by or None, reason=reason or None,
+                "override", self.now_ms(), tenant=name or None, budget=budget, scope=found.scope if found else None,
+                meter=found.meter if found else None, limit=units, by=by or None, reason=reason or None,
             )  # fmt: skip
             self._trail.tell(event)
             written = "" if limit is None else str(limit)
@@ -87,8 +93,11 @@ class Administration(Corrections):
             yield from self._post("override", override_facts(tenant=name, budget=budget, **facts))
         return changed
 
+    def _budgets(self, tenant: str | None) -> dict[str, Budget]:
+        return {b.name: b for b in self.policy.budgets_of(_whose(tenant), switched_off=True)}
+
     def _overridable(self, budget: str, tenant: str | None, role: str) -> Budget:
-        budgets = {b.name: b for b in self.policy.budgets_of(_whose(tenant), switched_off=True)}
+        budgets = self._budgets(tenant)
         found = budgets.get(budget)
         if found is None:
             raise ConfigurationError(f"there is no budget {budget!r}; there are {', '.join(map(repr, budgets))}")

@@ -62,6 +62,7 @@ Clock = Callable[[], datetime]
 
 _log = logging.getLogger("llm_budget_hooks")
 REPLANS = 8
+_CHANGED_MEANWHILE = 64
 _PENDING = 10_000
 _KEPT_MS = 60_000
 _STATE = {State.EXPIRED: "expired", State.RELEASED: "released", State.CHARGED: "settled", State.SETTLED: "settled"}
@@ -296,7 +297,7 @@ class Planning:
     def _refresh(self) -> Steps[None]:
         """Plan with the settings that the store has now."""
         answer: SettingsNow = yield Settings(now_ms=self._given_ms())
-        self._apply(live(answer))
+        self._apply(live(answer, self.policy))
 
     def _apply(self, settings: LiveSettings) -> None:
         limits = {
@@ -308,23 +309,23 @@ class Planning:
         self._settings = settings
 
     def _change(self, made: Callable[[LiveSettings, int], Changes]) -> Steps[bool]:
-        """Change the settings as seen from what they are; again if somebody else changes them meanwhile.
+        """Change the settings as seen from what they are; again if somebody else changes the same ones meanwhile.
 
         Returns:
             whether anything was changed.
         """
         given = self._given_ms()
         answer: SettingsNow = yield Settings(now_ms=given)
-        for _ in range(REPLANS):
-            self._apply(live(answer))
+        for _ in range(_CHANGED_MEANWHILE):
+            self._apply(live(answer, self.policy))
             changes = made(self._settings, answer.now_ms)
             if not changes:
                 return False
-            answer = yield Settings(changes, answer.revision, given)
+            answer = yield Settings(changes, tuple(answer.texts.get(name) for name, _ in changes), given)
             if answer.changed:
-                self._apply(live(answer))
+                self._apply(live(answer, self.policy))
                 return True
-        raise StoreUnavailable("Others keep changing the settings; nothing was changed. Try again.", busy=True)
+        raise StoreUnavailable("Others keep changing the same setting; this change was not made. Try again.", busy=True)
 
     def _turned_away(self, call: Call, error: Exception) -> Steps[None]:
         """Leave a refusal in the trail, at most some a minute of one account, and tell observers."""

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from urllib.parse import quote, unquote
 
 from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.models import Policy
 from llm_budget_hooks.models.results import LAST_MS
 from llm_budget_hooks.money import MAX_EXACT
 from llm_budget_hooks.transitions import SettingsNow
@@ -64,7 +65,8 @@ class Override:
     Attributes:
         tenant: whose, empty for budgets of scope ``global``.
         budget: the budget's name.
-        limit: in the meter's unit, nano-dollars for ``usd``; None if what is stored is no limit and is ignored.
+        limit: in the meter's unit, nano-dollars for ``usd``; None if it is ignored: what is stored is no limit, or the
+            policy's budget has another scope, meter or window by now.
         until_ms: when it ends by itself, 0 if it does not.
         by, reason: who changed it and why.
         at_ms: when.
@@ -95,8 +97,12 @@ class LiveSettings:
         return self.kills.get("") or self.kills.get(tenant)
 
 
-def live(answer: SettingsNow) -> LiveSettings:
-    """The settings of a store's answer. What cannot be read is left out, an override's limit that is none is None."""
+def live(answer: SettingsNow, policy: Policy) -> LiveSettings:
+    """The settings of a store's answer. What cannot be read is left out, an override's limit that is none is None.
+
+    So is one that was set for a budget which is another one in the policy now, or is not there any more.
+    """
+    subjects: dict[str, dict[str, str]] = {}
     kills: dict[str, Killed] = {}
     overrides: dict[str, dict[str, Override]] = {}
     forgotten: dict[str, int] = {}
@@ -110,14 +116,19 @@ def live(answer: SettingsNow) -> LiveSettings:
                 facts.get("automatic") is True, facts.get("by_admin") is True,
             )  # fmt: skip
         elif kind == "limit":
+            if rest not in subjects:
+                subjects[rest] = {b.name: b.subject for b in policy.budgets_of(rest, switched_off=True)}
+            meant = facts.get("of") == subjects[rest].get(budget, "")
+            limit = _limit(facts.get("limit")) if meant else None
             overrides.setdefault(rest, {})[budget] = Override(
-                rest, budget, _limit(facts.get("limit")), _whole(facts.get("until")), str(facts.get("by", "")),
+                rest, budget, limit, _whole(facts.get("until")), str(facts.get("by", "")),
                 str(facts.get("reason", "")), _whole(facts.get("at")),
             )  # fmt: skip
         elif kind == "forget":
             forgotten[rest] = _whole(facts.get("at"))
         elif kind == "injections":
-            injections[rest] = tuple(_whole(at) for at in facts.get("at", ()))
+            reports = facts.get("at")
+            injections[rest] = tuple(map(_whole, reports)) if isinstance(reports, list) else ()
     return LiveSettings(answer.revision, kills, overrides, forgotten, injections, len(answer.texts))
 
 
@@ -155,17 +166,19 @@ def report_injection(settings: LiveSettings, tenant: str, now_ms: int) -> tuple[
         return (), False
     recent = [at for at in settings.injections.get(tenant, ()) if now_ms - at < INJECTION_MS]
     recent.append(now_ms)
-    noted = (_name("injections", tenant), _text(at=recent[-INJECTIONS:]))
+    name = _name("injections", tenant)
+    old = [(one, None) for one in _over(settings, now_ms) if one != name]
+    noted = (*old, (name, _text(at=recent[-INJECTIONS:])))
     if len(recent) < INJECTIONS:
-        return (noted,), False
-    switch = (_name("kill", tenant), _text(reason=INJECTED, by="", at=now_ms, automatic=True))
-    return (noted, switch), True
+        return noted, False
+    return (*noted, (_name("kill", tenant), _text(reason=INJECTED, by="", at=now_ms, automatic=True))), True
 
 
 def override(
     settings: LiveSettings,
     tenant: str,
     budget: str,
+    subject: str,
     limit: int | None,
     until_ms: int,
     by: str,
@@ -174,21 +187,43 @@ def override(
 ) -> Changes:
     """Change a limit for one tenant, or for budgets of scope global; None takes the change back.
 
+    Args:
+        subject: the budget's `Budget.subject`.
+
     Raises:
         ConfigurationError: there are too many overrides.
     """
     name = _name("limit", tenant, budget)
     if limit is None:
         return ((name, None),) if budget in settings.overrides.get(tenant, {}) else ()
-    if settings.count >= MAX_SETTINGS:
-        raise ConfigurationError(f"there are {settings.count} overrides and kills already; take some back first")
-    return ((name, _text(limit=limit, until=until_ms, by=by, reason=reason, at=now_ms)),)
+    old = _over(settings, now_ms)
+    count = settings.count - len(old)
+    if count >= MAX_SETTINGS and budget not in settings.overrides.get(tenant, {}):
+        raise ConfigurationError(f"{count} limits and kill switches are set already; take some back first")
+    made = (name, _text(limit=limit, of=subject, until=until_ms, by=by, reason=reason, at=now_ms))
+    return (*[(one, None) for one in old if one != name], made)
 
 
 def forget(settings: LiveSettings, step: str, now_ms: int) -> Changes:
-    """Let the history of a step begin now; marks that are older than any history are taken away."""
-    old = [name for name, at_ms in settings.forgotten.items() if now_ms - at_ms > HISTORY_MS and name != step]
-    return (*[(_name("forget", name), None) for name in old], (_name("forget", step), _text(at=now_ms)))
+    """Let the history of a step begin now."""
+    name = _name("forget", step)
+    return (*[(one, None) for one in _over(settings, now_ms) if one != name], (name, _text(at=now_ms)))
+
+
+def _over(settings: LiveSettings, now_ms: int) -> list[str]:
+    """The names of what has ended by itself: overrides with an end, old reports, marks older than any history."""
+    ended = [
+        _name("limit", one.tenant, one.budget)
+        for of_tenant in settings.overrides.values()
+        for one in of_tenant.values()
+        if 0 < one.until_ms <= now_ms
+    ]
+    ended += [
+        _name("injections", tenant)
+        for tenant, reports in settings.injections.items()
+        if tenant not in settings.kills and now_ms - max(reports, default=0) >= INJECTION_MS
+    ]
+    return ended + [_name("forget", step) for step, at_ms in settings.forgotten.items() if now_ms - at_ms > HISTORY_MS]
 
 
 def _name(*parts: str) -> str:

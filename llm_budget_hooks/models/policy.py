@@ -167,6 +167,11 @@ class Budget(_Model):
         """The limit in the meter's own unit: nano-dollars for ``usd``, else a count."""
         return parse_nusd(self.limit) if self.meter == "usd" else int(self.limit)
 
+    @property
+    def subject(self) -> str:
+        """What its limit is a limit of; an override that was made for another subject does not count for it."""
+        return f"{self.scope} {self.meter} {self.window or ''}".rstrip()
+
     def limited(self, units: int) -> Budget:
         """The same budget with another limit, in the meter's own unit."""
         changed = self.model_copy(update={"limit": to_decimal(units) if self.meter == "usd" else units})

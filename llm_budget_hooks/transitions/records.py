@@ -29,12 +29,13 @@ class Settings:
 
     Attributes:
         changes: names and texts to write, None to take one away; empty: only read.
-        revision: the number of the settings that the change was made for; if it is another now, nothing is written.
+        was: the text of each name that the change was made for, None for none; if one is another now, nothing is
+            written. What others change under other names is in nobody's way.
         now_ms: the time, where the caller's clock rules; else None.
     """
 
     changes: tuple[tuple[str, str | None], ...] = ()
-    revision: int = 0
+    was: tuple[str | None, ...] = ()
     now_ms: int | None = None
 
 
@@ -184,13 +185,15 @@ def epoch(_: Cells, command: Epoch, now: int) -> EpochNow:
 
 
 def settings(cells: Cells, command: Settings, now: int) -> SettingsNow:
-    """Read the settings, or change them if nobody else did."""
-    revision = cells.revision()
-    changed = bool(command.changes) and revision == command.revision
+    """Read the settings, or change them if nobody else has changed the same ones."""
+    revision, texts = cells.revision(), cells.settings()
+    pairs = zip(command.changes, command.was, strict=True)
+    changed = bool(command.changes) and all(texts.get(name) == was for (name, _), was in pairs)
     if changed:
         revision += 1
         cells.change_settings(revision, command.changes)
-    return SettingsNow(now, revision, cells.settings(), changed)
+        texts = cells.settings()
+    return SettingsNow(now, revision, texts, changed)
 
 
 def add_sample(cells: Cells, key: str, value: int, now: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -172,6 +174,43 @@ def test_many_reporters_engage_it_once(shared_url: str) -> None:
     assert asyncio.run(reported()).count(True) == 1
 
 
+def test_many_processes_change_settings_at_once_and_none_is_turned_away(shared_url: str) -> None:
+    rules = {"budgets": [USER_DAY], "store_timeout": "20s"}
+    engines = [BudgetEngine.open(shared_url, rules) for _ in range(16)]
+
+    def changed(number: int) -> list[bool]:
+        engine = engines[number]
+        mine = [engine.kill(f"t-{number}-{k}", by="ops") for k in range(5)]
+        return [*mine, engine.override("user-day", number + 1, tenant="one", by="ops")]
+
+    with ThreadPoolExecutor(16) as pool:
+        done = list(pool.map(changed, range(16)))
+    assert all(all(one) for one in done)
+    assert len(engines[0].kills()) == 80
+    (last,) = engines[1].overrides()
+    assert last.limit in {(number + 1) * 10**9 for number in range(16)}
+    for engine in engines:
+        engine.close()
+
+
+def test_what_has_ended_is_swept_and_keeps_nobody_from_changing_a_limit(opened: Opened, clock: Clock) -> None:
+    engine = opened(USER_DAY)
+    until_ms = round((NOON + timedelta(hours=1)).timestamp() * 1000)
+    texts = [(f"injections\x1ftenant-{n}", json.dumps({"at": [until_ms - 3_600_000]})) for n in range(5_000)]
+    texts += [
+        (f"limit\x1ftenant-{n}\x1fuser-day", json.dumps({"limit": 1, "of": "user usd day", "until": until_ms}))
+        for n in range(5_000)
+    ]
+    engine._store.execute(Settings(tuple(texts), (None,) * len(texts), until_ms))
+    with pytest.raises(ConfigurationError, match="10000"):
+        engine.override("user-day", "$5", tenant="acme", by="ops")
+    clock.now += timedelta(hours=2)
+    engine.override("user-day", "$5", tenant="acme", by="ops")
+    engine.report_injection("acme")
+    now = engine._store.execute(Settings(now_ms=until_ms))
+    assert sorted(name.split("\x1f")[0] for name in now.texts) == ["injections", "limit"]
+
+
 def test_an_override_ends_by_itself(opened: Opened, clock: Clock) -> None:
     engine = opened(USER_DAY)
     engine.override("user-day", "$3", tenant="acme", expires_at=NOON + timedelta(hours=1))
@@ -198,6 +237,30 @@ def test_an_override_is_for_one_tenant_and_can_be_taken_back(opened: Opened) -> 
     assert engine.override("off", None, tenant="acme")
     assert not engine.override("off", None, tenant="acme")
     engine.reserve(call())
+
+
+@pytest.mark.parametrize(
+    "now",
+    [{"meter": "tokens", "limit": 10_000}, {"scope": "tenant"}, {"window": "month"}],
+    ids=["another meter", "another scope", "another window"],
+)
+def test_an_override_is_ignored_once_its_budget_is_another_one(shared_url: str, now: dict[str, Any]) -> None:
+    everybody = {"name": "all", "scope": "global", "limit": "$50", "window": "day"}
+    with BudgetEngine.open(shared_url, {"budgets": [USER_DAY, everybody]}) as engine:
+        engine.override("user-day", "$500", tenant="acme", by="ops")
+        engine.override("all", "$1000", by="ops")
+    changed = [{**USER_DAY, **now}, {**everybody, "scope": "tenant", "limit": "$3"}]
+    with BudgetEngine.open(shared_url, {"budgets": changed}) as engine:
+        limits = {line.budget: line.limit for line in engine.status(tenant="acme", user="u1")}
+        assert limits == {"user-day": changed[0]["limit"] if "meter" in now else 1, "all": 3}
+        with pytest.raises(BudgetExceeded):
+            engine.reserve(call("2", input_tokens=20_000))
+        assert {(one.budget, one.limit) for one in engine.overrides()} == {("user-day", None), ("all", None)}
+    with BudgetEngine.open(shared_url, {"budgets": [{**everybody, "name": "other"}]}) as engine:
+        assert {one.limit for one in engine.overrides()} == {None}
+        assert engine.override("user-day", None, tenant="acme", by="ops")
+        assert engine.override("all", None, by="ops")
+        assert engine.overrides() == []
 
 
 @pytest.mark.parametrize(
@@ -302,6 +365,7 @@ def test_whoever_can_call_can_be_stopped_and_given_another_limit(opened: Opened,
 def test_a_stored_change_that_lies_beyond_all_dates_can_be_shown(engine_url: str) -> None:
     with BudgetEngine.open(engine_url, {"budgets": [USER_DAY]}) as engine:
         text = '{"limit": 5, "until": 9007199254740991, "at": 9007199254740991}'
-        engine._store.execute(Settings((("limit\x1facme\x1fuser-day", text), ("limit", "{}"), ("nonsense", "[]")), 0))
+        odd = (("limit", "{}"), ("nonsense", "[]"), ("injections\x1facme", '{"at": 5}'))
+        engine._store.execute(Settings((("limit\x1facme\x1fuser-day", text), *odd), (None,) * 4))
         (one,) = [one for one in engine.overrides() if one.budget]
         assert (instant(one.until_ms).year, instant(one.at_ms).year) == (9999, 9999)

@@ -2,11 +2,11 @@
 --
 -- KEYS[1]  the namespace's root
 -- ARGV[1]  what is asked: 1 settings, 2 samples, 3 once, 4 post, 5 take, 6 epoch; now (-1: the server's time); then
---          settings: the settings' number that the change is for     samples: how many histories to read
+--          samples: how many histories to read
 --          once: no at first, every, keep, reset (0 or 1)            post: most rows in the stream
 --          take: lease, how many rows                                all packed doubles, times in ms
 -- ARGV[2]  zero-ended strings:
---          settings: per change its name, and + before its text or - to take it away
+--          settings: per change its name, + before the text that it is for or - for none, and the same of the new one
 --          samples: histories to read, then those to add to          once: the mark
 --          post: per row kind, id, text                              take: who asks, the last row that is done
 --          epoch: the epoch that is to be replaced, and by which; the latter empty: by none
@@ -33,13 +33,17 @@ local function text_of(text) return pack('<I', #text) .. text end
 
 if op == 1 then
   local revision = tonumber(call('GET', root .. 'r') or 0)
-  local changed = #texts > 0 and revision == a
+  local changed = #texts > 0
+  for i = 1, #texts, 3 do
+    local kept = call('HGET', root .. 's', texts[i])
+    if (kept and '+' .. kept or '-') ~= texts[i + 1] then changed = false end
+  end
   if changed then
     revision = revision + 1
     call('SET', root .. 'r', string.format('%d', revision))
-    for i = 1, #texts, 2 do
-      if string.sub(texts[i + 1], 1, 1) == '+' then
-        call('HSET', root .. 's', texts[i], string.sub(texts[i + 1], 2))
+    for i = 1, #texts, 3 do
+      if string.sub(texts[i + 2], 1, 1) == '+' then
+        call('HSET', root .. 's', texts[i], string.sub(texts[i + 2], 2))
       else
         call('HDEL', root .. 's', texts[i])
       end

@@ -32,8 +32,9 @@ def encode(command: Record) -> Encoded:
     """The arguments of a command, after its key."""
     now = -1 if command.now_ms is None else command.now_ms
     if type(command) is Settings:
-        changes = [part for name, text in command.changes for part in (name, "-" if text is None else f"+{text}")]
-        return _HEAD.pack(1, now, command.revision, 0, 0, 0), _strings(changes), b""
+        asked = zip(command.changes, command.was, strict=True)
+        parts = [part for (name, text), was in asked for part in (name, _optional(was), _optional(text))]
+        return _HEAD.pack(1, now, 0, 0, 0, 0), _strings(parts), b""
     if type(command) is Samples:
         values = [value for _, value in command.add]
         names = [*command.keys, *(key for key, _ in command.add)]
@@ -71,6 +72,10 @@ def decode(command: Record, reply: bytes) -> Any:
         for at in range(0, len(texts), 7)
     )
     return Taken(int(now), bool(leased), rows, int(dropped))
+
+
+def _optional(text: str | None) -> str:
+    return "-" if text is None else f"+{text}"
 
 
 def _strings(texts: list[str]) -> bytes:
