@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 import litellm
 
-from llm_budget_hooks.engine import BudgetEngine, Reservation
+from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.litellm.media import amount_of
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST, request_of, stated
 from llm_budget_hooks.litellm.tokens import input_bound
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.calls import SERVICE_TIERS
@@ -21,33 +20,6 @@ from llm_budget_hooks.tokens import has_sound
 _KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
 BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _NO_OUTPUT: Final = frozenset({"embedding", "rerank", "moderation"})
-
-
-@dataclass(slots=True, eq=False)
-class ProxyRequest:
-    """One HTTP request to a proxy: who asks, as the proxy has authenticated it, and the hold taken before routing.
-
-    Attributes:
-        tenant, user: who pays; they go before all that the request says.
-        utterance: names the request, or what the client says it belongs to, within that client's identity.
-        feature, step: as the client says; they choose no payer.
-        hold: taken before routing, for the first attempt.
-    """
-
-    tenant: str | None
-    user: str | None
-    utterance: str
-    feature: str | None = None
-    step: str | None = None
-    hold: Reservation | None = None
-
-    def take(self) -> Reservation | None:
-        """The hold, once."""
-        taken, self.hold = self.hold, None
-        return taken
-
-
-PROXY_REQUEST: ContextVar[ProxyRequest | None] = ContextVar("llm_budget_hooks_proxy_request", default=None)
 
 
 def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
@@ -81,24 +53,14 @@ def identity_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     proxied = PROXY_REQUEST.get()
     if proxied is not None:
         return {name: getattr(proxied, name) for name in _KEYS}
-    stated: dict[str, Any] = {}
-    for place in ("litellm_metadata", "metadata"):
-        metadata = asked.get(place)
-        if isinstance(metadata, Mapping):
-            stated.update((name, metadata[name]) for name in _KEYS if metadata.get(name) is not None)
-    if stated.get("user") is None and isinstance(asked.get("user"), str):
-        stated["user"] = asked["user"]
-    if stated.get("utterance") is None:
-        stated["utterance"] = _routed(asked)
-    return stated
-
-
-def _routed(asked: Mapping[str, Any]) -> str | None:
-    """One id for all attempts that the Router makes for one request."""
-    metadata = asked.get("metadata") or asked.get("litellm_metadata")
-    trace = asked.get("litellm_trace_id")
-    routed = isinstance(metadata, Mapping) and "model_group" in metadata
-    return f"litellm-{trace}" if routed and isinstance(trace, str) else None
+    metadata = stated(asked)
+    named = {name: metadata[name] for name in _KEYS if metadata.get(name) is not None}
+    if named.get("user") is None and isinstance(asked.get("user"), str):
+        named["user"] = asked["user"]
+    if named.get("utterance") is None:
+        request = request_of(asked)
+        named["utterance"] = request.utterance if request is not None else None
+    return named
 
 
 def priced_name(engine: BudgetEngine, asked: Mapping[str, Any]) -> str:

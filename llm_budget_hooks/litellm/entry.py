@@ -25,9 +25,9 @@ import litellm.utils
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.litellm.attempts import Attempt, Ending, ended_by
-from llm_budget_hooks.litellm.calls import PROXY_REQUEST, call_of, streams_usage
+from llm_budget_hooks.litellm.calls import call_of, priced_name, streams_usage
 from llm_budget_hooks.litellm.refusal import TwoEngines, refused
-from llm_budget_hooks.litellm.refused_before import refuse_again, remembered, unchanged
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST, remembered, request_of, unchanged
 from llm_budget_hooks.litellm.streams import is_stream, metered
 
 _SYNC: Final = (
@@ -246,16 +246,22 @@ def _attempt(
     """The attempt that begins here; None without a callback, and inside a call that is held already.
 
     A call with ``fallbacks`` is made of attempts that come through here one by one.
+
+    Raises:
+        BudgetRefused: an earlier attempt of the request was refused, and the policy lets no cheaper model pass.
     """
     engine = engine_in_charge()
     logged = kwargs.get("litellm_logging_obj")
     held: Attempt | None = getattr(logged, _MARK, _no_attempt)()
     if engine is None or (held is not None and held.open):
         return None
+    asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+    request = request_of(asked)
     if entry in _CHATS and kwargs.get("fallbacks") and not whole:
         return None
-    asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
-    refuse_again(engine, asked)
+    refusal = request.refusal if request is not None else None
+    if refusal is not None and not (_lets_cheaper_pass(engine) and engine.is_cheap(priced_name(engine, asked))):
+        raise type(refusal).of(refusal)
     attempt = Attempt(engine, entry.removeprefix("a") if entry in _ASYNC else entry, call_of(engine, entry, asked))
     proxied = PROXY_REQUEST.get()
     if proxied is not None:
@@ -264,6 +270,11 @@ def _attempt(
         # LiteLLM's queues may keep what it logs by long after the call.
         setattr(logged, _MARK, weakref.ref(attempt))
     return attempt
+
+
+def _lets_cheaper_pass(engine: BudgetEngine) -> bool:
+    policy = engine.policy
+    return policy.cutoff == "soft" or any(tenant.cutoff == "soft" for tenant in policy.tenants.values())
 
 
 def _no_attempt() -> None:

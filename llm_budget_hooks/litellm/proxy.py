@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
@@ -26,8 +25,9 @@ from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.errors import BudgetError, BudgetExceeded
 from llm_budget_hooks.litellm.attempts import Attempt, Ending
 from llm_budget_hooks.litellm.callback import BudgetCallback
-from llm_budget_hooks.litellm.calls import PROXY_REQUEST, ProxyRequest, call_of
+from llm_budget_hooks.litellm.calls import call_of
 from llm_budget_hooks.litellm.media import cost_of_hit, dollars
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST, ProxyRequest, new_utterance
 from llm_budget_hooks.litellm.usage import served_model, usage_of
 from llm_budget_hooks.models import Call
 
@@ -197,7 +197,7 @@ class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares clas
         return ProxyRequest(
             tenant=_first(authenticated, mapping.tenant),
             user=_first(authenticated, mapping.user),
-            utterance=named["utterance"] or f"proxy-{os.urandom(10).hex()}",
+            utterance=named["utterance"] or new_utterance(),
             feature=named["feature"],
             step=named["step"],
         )

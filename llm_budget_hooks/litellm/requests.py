@@ -1,0 +1,144 @@
+"""What the attempts of one request have in common: one utterance, and a refusal that stays one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+import litellm
+
+from llm_budget_hooks.engine import Reservation
+from llm_budget_hooks.litellm.refusal import BudgetRefused
+
+_REQUEST: Final = "_llm_budget_request"
+_PLACES: Final = ("litellm_metadata", "metadata")
+_FURTHER: Final = ("fallback_depth", "attempted_fallbacks", "attempted_retries")
+_REPEATED: Final = ("num_retries", "fallbacks", "context_window_fallback_dict")
+_REMEMBERED: Final = 4096
+_by_trace: OrderedDict[str, Request] = OrderedDict()
+_lock = threading.Lock()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request of a caller, for which LiteLLM may make several attempts.
+
+    Attributes:
+        utterance: names it.
+        refusal: what one of its attempts was refused with.
+    """
+
+    utterance: str
+    refusal: BudgetRefused | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ProxyRequest(Request):
+    """One HTTP request to a proxy: who asks, as the proxy has authenticated it, and the hold taken before routing.
+
+    Its utterance is what the client says it belongs to, within that client's identity, or its own.
+
+    Attributes:
+        tenant, user: who pays; they go before all that the request says.
+        feature, step: as the client says; they choose no payer.
+        hold: taken before routing, for the first attempt.
+    """
+
+    tenant: str | None = None
+    user: str | None = None
+    feature: str | None = None
+    step: str | None = None
+    hold: Reservation | None = None
+
+    def take(self) -> Reservation | None:
+        """The hold, once."""
+        taken, self.hold = self.hold, None
+        return taken
+
+
+PROXY_REQUEST: ContextVar[ProxyRequest | None] = ContextVar("llm_budget_hooks_proxy_request", default=None)
+
+
+def new_utterance() -> str:
+    """An id that no other request has."""
+    return f"litellm-{os.urandom(10).hex()}"
+
+
+def stated(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a request, what LiteLLM's Router adds to it included."""
+    found: dict[str, Any] = {}
+    for place in _PLACES:
+        metadata = asked.get(place)
+        if isinstance(metadata, Mapping):
+            found.update(metadata)
+    return found
+
+
+def request_of(asked: Mapping[str, Any]) -> Request | None:
+    """What the attempts of this request share; None where there is only one.
+
+    LiteLLM logs its own retries and fallbacks by one object. The Router makes a new one for each attempt, and tells
+    the first from the further ones of a trace, which may have been named by the caller and used before.
+
+    Args:
+        asked: the arguments of an attempt, by name.
+    """
+    proxied = PROXY_REQUEST.get()
+    if proxied is not None:
+        return proxied
+    logged = asked.get("litellm_logging_obj")
+    found: Request | None = getattr(logged, _REQUEST, None)
+    if found is None and logged is not None:
+        found = _routed(asked)
+        if found is None and (litellm.num_retries or any(asked.get(name) for name in _REPEATED)):
+            found = Request(new_utterance())
+        if found is not None:
+            setattr(logged, _REQUEST, found)
+    return found
+
+
+def _routed(asked: Mapping[str, Any]) -> Request | None:
+    trace = asked.get("litellm_trace_id")
+    metadata = stated(asked) if isinstance(trace, str) else {}
+    if not isinstance(trace, str) or "model_group" not in metadata:
+        return None
+    further = any(asked.get(name) or metadata.get(name) for name in _FURTHER)
+    with _lock:
+        found = _by_trace.get(trace) if further else None
+        if found is None:
+            found = _by_trace[trace] = Request(new_utterance())
+        _by_trace.move_to_end(trace)
+        while len(_by_trace) > _REMEMBERED:
+            _by_trace.popitem(last=False)
+    return found
+
+
+@contextmanager
+def remembered(asked: Mapping[str, Any]) -> Iterator[None]:
+    """Keep a refusal that is raised inside for the further attempts of the same request."""
+    try:
+        yield
+    except BudgetRefused as refusal:
+        request = request_of(asked)
+        if request is not None:
+            # A new one has no traceback, and so keeps none of the request's frames with its prompt alive.
+            request.refusal = type(refusal).of(refusal)
+        raise
+
+
+@contextmanager
+def unchanged(asked: Mapping[str, Any]) -> Iterator[None]:
+    """Raise the refusal itself where LiteLLM makes a plain Exception of it, after ``fallbacks=``."""
+    try:
+        yield
+    except Exception as error:
+        request = request_of(asked) if asked.get("fallbacks") else None
+        if request is None or request.refusal is None or isinstance(error, BudgetRefused):
+            raise
+        raise type(request.refusal).of(request.refusal) from None
