@@ -7,7 +7,9 @@
 Several processes reserve, call a made-up provider and settle, through a proxy in front of a real Redis that writes
 each command to disk. Meanwhile replies are delayed, so that commands overtake each other; connections stall and are
 cut before and after the script ran; the server is frozen, killed, made a replica and forgets its scripts; and the
-processes are killed with SIGKILL. The provider keeps its own book, one line for each call that it got.
+processes are killed with SIGKILL. Faults come in stretches of a minute; then all is well for a little more than one,
+which makes the allowance of the journal whole. While the store is away all calls are of one account, which was brought
+to its limit before, and another one in each stretch. The provider keeps its own book, a line for each call that it got.
 
 Afterwards each hold is looked up in the ledger. What was settled must be booked at what it cost; a call whose process
 died at its cost or at what it held; a hold that was never called at nothing or at what it held. The exit status is 1
@@ -38,8 +40,10 @@ from typing import Any
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call
 from llm_budget_hooks.testing import DelayProxy, RedisServer
 
-USERS = 2
+USERS = 12
 TURN_S = 5
+STRETCH_S = 55
+CALM_S = 65
 LIMIT = Decimal("0.30")
 ALLOWANCE = Decimal("0.20")
 HELD = Decimal("0.01")
@@ -82,7 +86,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="within 50 seconds")
     parser.add_argument("--seed", type=int, help="of the faults and the calls")
     parser.add_argument("--workers", type=int, default=3, help="processes that call")
-    parser.add_argument("--worker", nargs=3, metavar=("URL", "FOLDER", "NUMBER"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=4, metavar=("URL", "FOLDER", "NUMBER", "BEGAN"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -95,12 +99,15 @@ def work(options: argparse.Namespace) -> None:
     """One process: calls until it is told to stop, in four threads."""
     logging.getLogger("llm_budget_hooks").setLevel(logging.ERROR)
     url, folder, number = options.worker[0], Path(options.worker[1]), int(options.worker[2])
+    began = float(options.worker[3])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with opened(url, folder) as engine:
         book = os.open(folder / f"book-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         threads = [
-            threading.Thread(target=call_on, args=(engine, book, stop, random.Random(f"{options.seed}/{number}/{at}")))
+            threading.Thread(
+                target=call_on, args=(engine, book, stop, random.Random(f"{options.seed}/{number}/{at}"), began)
+            )
             for at in range(4)
         ]
         for thread in threads:
@@ -109,12 +116,14 @@ def work(options: argparse.Namespace) -> None:
             thread.join()
 
 
-def call_on(engine: BudgetEngine, book: int, stop: threading.Event, chance: random.Random) -> None:
+def call_on(engine: BudgetEngine, book: int, stop: threading.Event, chance: random.Random, began: float) -> None:
     def note(*words: Any) -> None:
         os.write(book, (" ".join(map(str, words)) + "\n").encode())
 
     while not stop.is_set():
         user = f"u{time.time() // TURN_S:.0f}-{chance.randrange(USERS)}"
+        if engine.degraded or chance.random() < 0.3:
+            user = f"s{(time.time() - began + CALM_S) // (STRETCH_S + CALM_S):.0f}"
         cost = Decimal(chance.randrange(1, 10_000_000)).scaleb(-9)
         try:
             held = engine.reserve(Call(model="m", user=user, amount=HELD))
@@ -143,14 +152,18 @@ class Stage:
     count: int
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     started: int = 0
+    began: float = field(default_factory=time.time)
 
     def play(self, seconds: float, most: int) -> Counter[str]:
         """Let the processes call, and break things in the meantime."""
         chance, injected = random.Random(self.seed), Counter[str]()
         self.workers = [self.start() for _ in range(self.count)]
-        ends = time.monotonic() + seconds
-        time.sleep(1)
-        while time.monotonic() < ends and self.calls() < most:
+        while not self.noted(b"refused spend s0"):
+            time.sleep(0.1)
+        while (passed := time.time() - self.began) < seconds and self.noted(b"called ") < most:
+            if passed % (STRETCH_S + CALM_S) > STRETCH_S:
+                time.sleep(1)
+                continue
             kind = chance.choice(KINDS)
             injected[kind] += 1
             self.inject(kind, chance)
@@ -165,10 +178,11 @@ class Stage:
     def start(self) -> subprocess.Popen[bytes]:
         self.started += 1
         command = [sys.executable, __file__, "--seed", str(self.seed)]
-        return subprocess.Popen([*command, "--worker", self.proxy.url, str(self.folder), str(self.started)])
+        told = (self.proxy.url, str(self.folder), str(self.started), str(self.began))
+        return subprocess.Popen([*command, "--worker", *told])
 
-    def calls(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("book-*")) // 60
+    def noted(self, word: bytes) -> int:
+        return sum(path.read_bytes().count(word) for path in self.folder.glob("book-*"))
 
     def inject(self, kind: str, chance: random.Random) -> None:
         proxy, server, lasting = self.proxy, self.server, chance.uniform(0.05, 0.8)
@@ -275,7 +289,7 @@ def report(books: Books, injected: Counter[str]) -> int:
     limit = words["refused spend"]
     print(f"refused {words['refused']:,}: {limit:,} at a limit, {words['refused'] - limit:,} while the store was away")
     print(f"faults {sum(injected.values())}: " + ", ".join(f"{n} {kind}" for kind, n in injected.most_common()))
-    print(f"overshoot of an account ${overshoot / 10**9:.4f} (stated: at most ${ALLOWANCE})")
+    print(f"overshoot of an account ${overshoot / 10**9:.4f} (stated: at most ${ALLOWANCE} in a stretch)")
     print(f"lost {lost}, doubled {doubled}, ledger and balance apart ${apart / 10**9:.9f}, still held {books.reserved}")
     bad = lost or doubled or apart or books.reserved or overshoot > int(ALLOWANCE.scaleb(9)) or not words["settled"]
     print("FAILED" if bad else "as stated")
