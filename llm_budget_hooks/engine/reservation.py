@@ -24,7 +24,7 @@ class Reservation:
 
     __slots__ = (
         "_content", "_created_ms", "_deadline_ms", "_ended", "_estimate_nusd", "_held", "_histories", "_key", "_keys",
-        "_note", "_price", "_scopes", "_shape", "_starts", "basis", "call", "id",
+        "_note", "_price", "_scopes", "_shape", "_starts", "_told_nusd", "basis", "call", "id",
     )  # fmt: skip
 
     def __init__(self, call: Call, plan: Plan, answer: Reserved) -> None:
@@ -46,6 +46,7 @@ class Reservation:
         self._created_ms = answer.created_ms
         self._deadline_ms = answer.deadline_ms
         self._ended: int | None = None
+        self._told_nusd = 0
 
     @property
     def estimate(self) -> Decimal:

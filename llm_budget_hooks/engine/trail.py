@@ -206,10 +206,12 @@ def held_event(
     call, price = held.call, held._price
     served, known, exact, _, *counts = json.loads(actual) if actual else (None, None, True, ())
     used = dict(zip(COUNTS, counts, strict=False))
+    booked = None if cost_nusd is None else cost_nusd - held._told_nusd
+    held._told_nusd = cost_nusd or 0
     return Event(
         kind, now_ms, id=held.id, tenant=call.tenant, user=call.user, feature=call.feature, step=call.step,
         utterance=call.utterance, model=call.model, served=served, provider=(price and price.provider) or None,
-        estimate_nusd=held._estimate_nusd, cost_nusd=cost_nusd, basis=held.basis,
+        estimate_nusd=held._estimate_nusd, cost_nusd=cost_nusd, booked_nusd=booked, basis=held.basis,
         exact=None if cost_nusd is None else kind == "released" or (exact and known is not None),
         input_tokens=used.get("input_tokens"), cached_input_tokens=used.get("cached_input_tokens"),
         output_tokens=used.get("output_tokens"), reasoning_tokens=used.get("reasoning_tokens"), latency_s=wait_s,

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 from llm_budget_hooks.engine.settings import Killed
 from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.models import BudgetStatus, Orphan, instant
 
 NUMBERS: Final = ("limit", "spent", "reserved", "available")
@@ -46,7 +47,7 @@ def samples(engine: Readable, tenants: Sequence[str] = ()) -> Iterator[Sample]:
         engine: whose balances.
         tenants: whose budgets are read beside the global ones.
     """
-    for tenant in (None, *tenants):
+    for tenant in (None, *dict.fromkeys(map(tenant_name, tenants))):
         for line in engine.status(tenant=tenant):
             if tenant is None or line.scope != "global":
                 yield from _samples(line, tenant or "")

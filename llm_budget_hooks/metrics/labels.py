@@ -1,4 +1,4 @@
-"""The labels of a series: which facts of an event they are, and how many values each may take."""
+"""What is common to the observers: the labels of a series and how many values each may take, buckets, overage."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from llm_budget_hooks.models.events import Event
 Label = Literal["tenant", "user", "feature", "step", "model"]
 USUAL: Final[tuple[Label, ...]] = ("tenant", "feature", "step", "model")
 OTHER: Final = "other"
+LATENCY_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+"""The buckets of waits for the store, in seconds."""
+AGE_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+"""The buckets of ages of holds, in seconds."""
 _KNOWN: Final = (*USUAL, "user")
 _LONGEST: Final = 100
 
@@ -40,9 +44,14 @@ class Labels:
     def _bounded(self, name: str, value: str | None) -> str:
         if not value:
             return ""
-        seen, shown = self._seen[name], value[:_LONGEST]
+        seen, shown = self._seen[name], value[:_LONGEST].encode("utf-8", "replace").decode()
         if shown not in seen:
             if len(seen) >= self._most:
                 return OTHER
             seen.add(shown)
         return shown
+
+
+def overage_nusd(event: Event) -> int:
+    """What the end of a hold cost above what was held."""
+    return max((event.cost_nusd or 0) - (event.estimate_nusd or event.cost_nusd or 0), 0)

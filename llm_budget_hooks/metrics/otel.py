@@ -9,8 +9,9 @@ from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from llm_budget_hooks.metrics.balances import NUMBERS, Readable, Sample, holds, killed, samples
-from llm_budget_hooks.metrics.labels import USUAL, Label, Labels
+from llm_budget_hooks.metrics.labels import AGE_S, LATENCY_S, USUAL, Label, Labels, overage_nusd
 from llm_budget_hooks.models.events import Event
+from llm_budget_hooks.pricing.names import provider_of
 
 Attributes = dict[str, str | int | float | bool]
 _NAME: Final = "llm_budget_hooks"
@@ -28,6 +29,7 @@ _PROVIDERS: Final = {
     "azure": "azure.ai.openai",
     "azure_ai": "azure.ai.inference",
     "bedrock": "aws.bedrock",
+    "bedrock_mantle": "aws.bedrock",
     "gemini": "gcp.gemini",
     "mistral": "mistral_ai",
     "vertex_ai": "gcp.vertex_ai",
@@ -39,7 +41,8 @@ _PROVIDERS: Final = {
 class OpenTelemetryObserver:
     """Records what it is told: ``BudgetEngine.open(..., observers=(OpenTelemetryObserver(),))``.
 
-    Metrics: ``gen_ai.client.token.usage`` and ``llm_budget.cost``, ``.overage``, ``.refusals``, ``.events``,
+    Metrics: ``gen_ai.client.token.usage`` and ``llm_budget.cost``, ``.returned`` (what an outcome that came late took
+    back from it), ``.overage``, ``.refusals``, ``.events``,
     ``.hold.duration``, ``.store.duration``, and ``.degraded``, 1 while the store does not answer. A refusal, an outage,
     an alert and the kill switch are also events on the span that is current. Events do not say which operation a call
     was: one without output is taken for ``embeddings``.
@@ -59,13 +62,21 @@ class OpenTelemetryObserver:
         self._labels = Labels(labels, most)
         self._models = Labels(("model",), most)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
-        self._usage = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Input and output tokens used.")
+        self._usage = meter.create_histogram(
+            "gen_ai.client.token.usage", "{token}", "Input and output tokens used.",
+            explicit_bucket_boundaries_advisory=[4**power for power in range(14)],
+        )  # fmt: skip
         self._cost = meter.create_counter("llm_budget.cost", "{USD}", "What was booked.")
+        self._returned = meter.create_counter("llm_budget.returned", "{USD}", "What was booked and taken back.")
         self._overage = meter.create_counter("llm_budget.overage", "{USD}", "What was booked above the holds.")
         self._refusals = meter.create_counter("llm_budget.refusals", "{refusal}", "Calls and answers turned away.")
         self._events = meter.create_counter("llm_budget.events", "{event}", "What happened, by kind.")
-        self._age = meter.create_histogram("llm_budget.hold.duration", "s", "Age of holds at their end.")
-        self._latency = meter.create_histogram("llm_budget.store.duration", "s", "Waits for the store.")
+        self._age = meter.create_histogram(
+            "llm_budget.hold.duration", "s", "Age of holds at their end.", explicit_bucket_boundaries_advisory=AGE_S
+        )
+        self._latency = meter.create_histogram(
+            "llm_budget.store.duration", "s", "Waits for the store.", explicit_bucket_boundaries_advisory=LATENCY_S
+        )
         self._degraded = meter.create_gauge("llm_budget.degraded", "1", "1 while the store does not answer.")
         self._degraded.set(0)
 
@@ -81,17 +92,17 @@ class OpenTelemetryObserver:
             self._refusals.add(event.times, _refused(event))
         elif event.kind in ("degraded", "restored"):
             self._degraded.set(event.kind == "degraded")
-        elif event.kind in ("settled", "late"):
-            self._book(event)
+        elif event.booked_nusd is not None:
+            self._book(event, event.booked_nusd)
         if event.kind in _TOLD:
             self._on_span(event)
 
-    def _book(self, event: Event) -> None:
+    def _book(self, event: Event, booked_nusd: int) -> None:
         picked = zip(self._labels.names, self._labels.of(event), strict=True)
         labels: Attributes = {_KEYS[name]: value for name, value in picked if value}
-        if event.cost_nusd:
-            self._cost.add(event.cost_nusd / _NUSD, labels)
-            self._overage.add(max(event.cost_nusd - (event.estimate_nusd or event.cost_nusd), 0) / _NUSD, labels)
+        if booked_nusd:
+            (self._cost if booked_nusd > 0 else self._returned).add(abs(booked_nusd) / _NUSD, labels)
+            self._overage.add(overage_nusd(event) / _NUSD, labels)
         for which, count in (("input", event.input_tokens), ("output", event.output_tokens)):
             if count is not None:
                 self._usage.record(count, {**labels, **_gen_ai(event), "gen_ai.token.type": which})
@@ -166,7 +177,7 @@ def _refused(event: Event) -> Attributes:
 
 
 def _gen_ai(event: Event) -> Attributes:
-    provider = event.provider or "unknown"
+    provider = provider_of(event.provider or "unknown")
     facts: Attributes = {
         "gen_ai.operation.name": "chat" if event.output_tokens else "embeddings",
         "gen_ai.provider.name": _PROVIDERS.get(provider, provider),

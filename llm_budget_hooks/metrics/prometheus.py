@@ -10,17 +10,18 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llm_budget_hooks.metrics.balances import NUMBERS, Holds, Readable, holds, killed, samples
-from llm_budget_hooks.metrics.labels import USUAL, Label, Labels
+from llm_budget_hooks.metrics.labels import AGE_S, LATENCY_S, USUAL, Label, Labels, overage_nusd
 from llm_budget_hooks.models.events import Event
 
 _NUSD: Final = 10**9
-_LATENCY_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-_AGE_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _TOKENS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens")
 
 
 class PrometheusObserver:
     """Counts what it is told: ``BudgetEngine.open(..., observers=(PrometheusObserver(),))``.
+
+    What a call cost is ``llm_budget_cost_dollars`` less ``llm_budget_returned_dollars``: a call of unknown outcome is
+    counted at its estimate, and what its outcome takes back when it comes late is counted there.
 
     Args:
         registry: where the series go.
@@ -40,13 +41,16 @@ class PrometheusObserver:
             "llm_budget_refusals", "Calls and answers turned away.", ["code", "budget", "scope"], registry=registry
         )
         self._cost = Counter("llm_budget_cost_dollars", "What was booked.", labels, registry=registry)
+        self._returned = Counter(
+            "llm_budget_returned_dollars", "What was booked and taken back.", labels, registry=registry
+        )
         self._overage = Counter("llm_budget_overage_dollars", "What was booked above the holds.", registry=registry)
         self._tokens = Counter("llm_budget_tokens", "What was used.", ["type", *labels], registry=registry)
         self._age = Histogram(
-            "llm_budget_hold_age_seconds", "Age of holds at their end.", ["kind"], buckets=_AGE_S, registry=registry
+            "llm_budget_hold_age_seconds", "Age of holds at their end.", ["kind"], buckets=AGE_S, registry=registry
         )
         self._latency = Histogram(
-            "llm_budget_store_seconds", "Waits for the store.", ["kind"], buckets=_LATENCY_S, registry=registry
+            "llm_budget_store_seconds", "Waits for the store.", ["kind"], buckets=LATENCY_S, registry=registry
         )
         self._degraded = Gauge("llm_budget_degraded", "1 while the store does not answer.", registry=registry)
 
@@ -62,14 +66,15 @@ class PrometheusObserver:
             self._refusals.labels(event.code or "", event.budget or "", event.scope or "").inc(event.times)
         elif kind in ("degraded", "restored"):
             self._degraded.set(kind == "degraded")
-        elif kind in ("settled", "late"):
-            self._book(event)
+        elif event.booked_nusd is not None:
+            self._book(event, event.booked_nusd)
 
-    def _book(self, event: Event) -> None:
+    def _book(self, event: Event, booked_nusd: int) -> None:
         labels = self._labels.of(event)
-        if event.cost_nusd:
-            (self._cost.labels(*labels) if labels else self._cost).inc(event.cost_nusd / _NUSD)
-            self._overage.inc(max(event.cost_nusd - (event.estimate_nusd or event.cost_nusd), 0) / _NUSD)
+        if booked_nusd:
+            counter = self._cost if booked_nusd > 0 else self._returned
+            (counter.labels(*labels) if labels else counter).inc(abs(booked_nusd) / _NUSD)
+            self._overage.inc(overage_nusd(event) / _NUSD)
         for name in _TOKENS:
             count = getattr(event, name)
             if count:

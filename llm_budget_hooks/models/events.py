@@ -51,7 +51,9 @@ class Event(NamedTuple):
         limit, spent, reserved, requested: the account's, in nano-dollars or in the meter's own unit.
         threshold: of an alert, as a share of the limit.
         estimate_nusd: what the call was expected to cost.
-        cost_nusd: what was booked.
+        cost_nusd: what it cost, as far as is known.
+        booked_nusd: what of that was not told before: what an outcome that came late, or a release, adds to the cost
+            of an earlier event about the same hold, or takes from it.
         basis: where the estimate came from.
         exact: False if the cost is a guess.
         input_tokens, cached_input_tokens, output_tokens, reasoning_tokens: what was used.
@@ -85,6 +87,7 @@ class Event(NamedTuple):
     threshold: float | None = None
     estimate_nusd: int | None = None
     cost_nusd: int | None = None
+    booked_nusd: int | None = None
     basis: str | None = None
     exact: bool | None = None
     input_tokens: int | None = None
@@ -98,7 +101,7 @@ class Event(NamedTuple):
 
     @property
     def cost(self) -> Decimal | None:
-        """What was booked, in dollars; None if nothing was."""
+        """What it cost, in dollars; None if it is not the end of a hold."""
         return None if self.cost_nusd is None else to_decimal(self.cost_nusd)
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import GenAiProviderNameValues
 
 from llm_budget_hooks import BudgetEngine, Call, Usage
 from llm_budget_hooks.metrics.otel import OpenTelemetryObserver, observe_balances
@@ -16,7 +17,8 @@ from llm_budget_hooks.models.events import Event
 POLICY = {"budgets": [{"name": "all", "scope": "global", "limit": "$50", "window": "day"}]}
 SETTLED = Event(
     kind="settled", at_ms=1_796_000_000_000, tenant="acme", user="ada", feature="chat", model="gemini-2.0-flash",
-    provider="vertex_ai", cost_nusd=2 * 10**9, estimate_nusd=10**9, input_tokens=1200, output_tokens=88, held_s=1.5,
+    provider="vertex_ai", cost_nusd=2 * 10**9, booked_nusd=2 * 10**9, estimate_nusd=10**9, input_tokens=1200,
+    output_tokens=88, held_s=1.5,
 )  # fmt: skip
 
 
@@ -56,6 +58,38 @@ def test_the_cost_what_came_above_the_hold_and_its_age_are_recorded(reading: Rea
     (cost,), (overage,), (age,) = (points[f"llm_budget.{n}"] for n in ("cost", "overage", "hold.duration"))
     assert (cost.value, overage.value, age.sum) == (2, 1, 1.5)
     assert cost.attributes["llm_budget.tenant"] == "acme"
+
+
+def test_what_a_late_outcome_takes_back_is_recorded_apart(reading: Reading) -> None:
+    OpenTelemetryObserver(reading.provider)(SETTLED._replace(kind="late", cost_nusd=1, booked_nusd=-(10**9)))
+    points = reading.points()
+    (returned,) = points["llm_budget.returned"]
+    assert (returned.value, points.get("llm_budget.cost")) == (1, None)
+
+
+def test_the_buckets_tell_short_waits_and_large_prompts_apart(reading: Reading) -> None:
+    observe = OpenTelemetryObserver(reading.provider)
+    for latency_s, tokens in ((0.0004, 900), (0.04, 90_000)):
+        observe(SETTLED._replace(latency_s=latency_s, input_tokens=tokens, output_tokens=None))
+    points = reading.points()
+    for name in ("llm_budget.store.duration", "gen_ai.client.token.usage"):
+        (point,) = points[name]
+        assert sorted(point.bucket_counts)[-2:] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("listed", "named"),
+    [
+        ("bedrock_converse", "aws.bedrock"), ("vertex_ai-language-models", "gcp.vertex_ai"), ("cohere_chat", "cohere"),
+        ("azure_text", "azure.ai.openai"), ("text-completion-openai", "openai"), ("mistral", "mistral_ai"),
+        ("xai", "x_ai"), ("watsonx", "ibm.watsonx.ai"), ("gemini", "gcp.gemini"), ("azure_ai", "azure.ai.inference"),
+    ],
+)  # fmt: skip
+def test_providers_have_the_names_of_the_conventions(reading: Reading, listed: str, named: str) -> None:
+    OpenTelemetryObserver(reading.provider)(SETTLED._replace(provider=listed))
+    (seen,) = {p.attributes["gen_ai.provider.name"] for p in reading.points()["gen_ai.client.token.usage"]}
+    assert seen == named
+    assert named in {one.value for one in GenAiProviderNameValues}
 
 
 def test_an_engine_tells_tokens_by_the_gen_ai_conventions_and_the_waits_for_its_store(

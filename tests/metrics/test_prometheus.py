@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, PriceUnknown, Usage
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, PriceUnknown, Reservation, Usage
 from llm_budget_hooks.metrics.prometheus import PrometheusBalances, PrometheusObserver
 from llm_budget_hooks.models.events import Event, EventKind
 
@@ -38,7 +38,15 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 def test_costs_and_tokens_are_counted_by_tenant_feature_step_and_model(registry: CollectorRegistry) -> None:
     observe = PrometheusObserver(registry)
     for _ in range(3):
-        observe(event(feature="chat", cost_nusd=250_000_000, estimate_nusd=200_000_000, output_tokens=88))
+        observe(
+            event(
+                feature="chat",
+                cost_nusd=250_000_000,
+                booked_nusd=250_000_000,
+                estimate_nusd=200_000_000,
+                output_tokens=88,
+            )
+        )
     labels = {"tenant": "acme", "feature": "chat", "step": "", "model": "gpt-4o-mini"}
     assert value(registry, "llm_budget_cost_dollars_total", **labels) == 0.75
     assert value(registry, "llm_budget_overage_dollars_total") == pytest.approx(0.15)
@@ -86,6 +94,46 @@ def test_an_engine_tells_costs_tokens_ages_and_the_waits_for_its_store(
     assert value(registry, "llm_budget_hold_age_seconds_count", kind="settled") == 2
 
 
+def test_an_outcome_that_comes_late_is_not_counted_twice(registry: CollectorRegistry, engine_url: str) -> None:
+    now = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+    def counted() -> float:
+        labels = {"tenant": "acme", "feature": "", "step": "", "model": "gpt-4o-mini"}
+        names = ("llm_budget_cost_dollars_total", "llm_budget_returned_dollars_total")
+        cost, returned = (value(registry, name, **labels) or 0 for name in names)
+        return cost - returned
+
+    observers = (PrometheusObserver(registry),)
+    with BudgetEngine.open(engine_url, POLICY, clock=lambda: now, observers=observers) as engine:
+
+        def held() -> Reservation:
+            return engine.reserve(Call(model="gpt-4o-mini", tenant="acme", amount="0.5"))
+
+        def spent() -> float:
+            return float(engine.status()[0].spent or 0)
+
+        for cost in ("0.125", "0.75"):
+            late = held()
+            engine.settle(late)
+            assert counted() == pytest.approx(spent())
+            assert engine.settle(late, cost=cost).status == "late"
+            assert counted() == pytest.approx(spent())
+        given_back = held()
+        engine.settle(given_back)
+        engine.release(given_back)
+        assert counted() == pytest.approx(spent()) == 0.875
+        expired = held()
+        now += timedelta(minutes=11)
+        assert engine.settle(expired, cost="0.25").status == "late"
+        assert counted() == pytest.approx(spent()) == 1.125
+    assert value(registry, "llm_budget_overage_dollars_total") == 0.25
+
+
+def test_half_a_letter_in_a_name_ends_no_scrape(registry: CollectorRegistry) -> None:
+    PrometheusObserver(registry)(event(feature="\ud800", booked_nusd=1, input_tokens=1))
+    assert b'feature="?"' in generate_latest(registry)
+
+
 def test_what_is_settled_while_the_store_is_away_is_told_once(registry: CollectorRegistry) -> None:
     with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY, observers=(PrometheusObserver(registry),)) as engine:
         for _ in range(2):
@@ -113,17 +161,17 @@ def test_a_refusal_that_asked_no_store_has_no_wait(registry: CollectorRegistry) 
 
 
 def test_a_user_is_a_label_only_if_asked_for(registry: CollectorRegistry) -> None:
-    PrometheusObserver(registry)(event(cost_nusd=1, input_tokens=1))
+    PrometheusObserver(registry)(event(booked_nusd=1, input_tokens=1))
     assert b"ada" not in generate_latest(registry)
     asked = CollectorRegistry()
-    PrometheusObserver(asked, labels=("user",))(event(cost_nusd=1))
+    PrometheusObserver(asked, labels=("user",))(event(booked_nusd=1))
     assert value(asked, "llm_budget_cost_dollars_total", user="ada") == 1e-9
 
 
 def test_b136_made_up_names_do_not_make_a_series_each(registry: CollectorRegistry) -> None:
     observe = PrometheusObserver(registry, labels=("tenant",), most=5)
     for number in range(1000):
-        observe(Event(kind="settled", at_ms=1, tenant=f"t{number}" * 100, cost_nusd=10**9))
+        observe(Event(kind="settled", at_ms=1, tenant=f"t{number}" * 100, booked_nusd=10**9))
     (family,) = (f for f in registry.collect() if f.name == "llm_budget_cost_dollars")
     totals = [s for s in family.samples if s.name.endswith("_total")]
     assert len(totals) == 6
@@ -138,7 +186,7 @@ def test_an_unknown_label_is_a_mistake(registry: CollectorRegistry) -> None:
 
 def test_a_scrape_shows_the_balances_of_global_and_tenant_budgets(registry: CollectorRegistry, engine_url: str) -> None:
     with BudgetEngine.open(engine_url, POLICY) as engine:
-        PrometheusBalances(engine, ["acme"], registry=registry)
+        PrometheusBalances(engine, ["acme", " acme "], registry=registry)
         engine.charge(Call(model="any", tenant="acme", amount="0.5"), cost="0.5")
         held = engine.reserve(Call(model="any", tenant="acme", amount="0.25"))
         account = {"budget": "tenant", "scope": "tenant", "meter": "usd", "tenant": "acme"}
@@ -151,6 +199,7 @@ def test_a_scrape_shows_the_balances_of_global_and_tenant_budgets(registry: Coll
         engine.release(held)
         assert value(registry, "llm_budget_reserved", **account) == 0
         assert value(registry, "llm_budget_unread") == 0
+        assert generate_latest(registry).count(b'llm_budget_spent{budget="tenant"') == 1
 
 
 def test_a_scrape_shows_open_and_expired_holds_and_the_kill_switches_of_all_processes(
