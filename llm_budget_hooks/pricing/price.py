@@ -193,15 +193,21 @@ class Price:
             asked_tier: the service tier the call asked for, which counts if the usage names none.
         """
         prompt, output = usage.input_tokens, usage.output_tokens
-        cached, reasoning = usage.cached_input_tokens, usage.reasoning_tokens
+        cached, reasoning, searches = usage.cached_input_tokens, usage.reasoning_tokens, usage.searches
+        write, write_1h = usage.cache_write_tokens, usage.cache_write_1h_tokens
         rates = self._at(prompt, usage.service_tier or asked_tier)
-        if not (0 <= cached <= prompt and 0 <= reasoning <= output) or _has_rare_parts(usage):
+        fresh, text = prompt - cached - write - write_1h, output - reasoning
+        if min(fresh, text, cached, write, write_1h, reasoning, searches) < 0 or _has_media(usage):
             return self._rare_cost_nusd(usage, rates)
-        total = self._units.call + (prompt - cached) * rates.input + (output - reasoning) * rates.output
+        total = self._units.call + fresh * rates.input + text * rates.output
         if cached:
             total += cached * rates.cached
+        if write or write_1h:
+            total += write * rates.write + write_1h * rates.write_1h
         if reasoning:
             total += reasoning * rates.reasoning
+        if searches:
+            total += (1 if self.searches_once else searches) * self._units.search
         return -(-total // self._grains)
 
     def _rare_cost_nusd(self, usage: UsageCounts, rates: Rates) -> int:
@@ -293,7 +299,7 @@ class Price:
         served_as = (f"priced as {self.priced_as}",) if self.priced_as else ()
         cached = usage.cached_input_tokens
         possible = 0 <= cached <= usage.input_tokens and 0 <= usage.reasoning_tokens <= usage.output_tokens
-        if possible and not _has_rare_parts(usage):
+        if possible and not (usage.cache_write_tokens or usage.cache_write_1h_tokens or _has_media(usage)):
             rateless = cached and "cached" in self.unpriced
             return (*served_as, _at_plain_rate("cached_input_tokens")) if rateless else served_as
         cut = ("counts that cannot be were cut",) if _impossible(usage) else ()
@@ -324,18 +330,15 @@ def _in_grains(table: Brackets, grain: int) -> Brackets:
     return tuple((over, Rates(*(rate // grain for rate in rates))) for over, rates in table)
 
 
-def _has_rare_parts(usage: UsageCounts) -> bool:
+def _has_media(usage: UsageCounts) -> bool:
     return bool(
-        usage.cache_write_tokens
-        or usage.cache_write_1h_tokens
-        or usage.input_audio_tokens
+        usage.input_audio_tokens
         or usage.output_audio_tokens
         or usage.input_image_tokens
         or usage.output_image_tokens
         or usage.cached_audio_tokens
         or usage.cached_image_tokens
         or usage.images
-        or usage.searches
         or usage.input_characters
         or usage.input_ms
         or usage.output_ms

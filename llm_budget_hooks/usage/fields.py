@@ -65,14 +65,15 @@ class Counts:
         """The first of some counts that is there; 0 without one."""
         if not place:
             return 0
-        found = place.get(names[0]) if type(place) is dict else None
-        if found is None:
-            if isinstance(place, _FIELDLESS):
-                self.exact = False
-            found = first(place, *names)
-        if found is None or (type(found) is int and 0 <= found <= MAX_TOKENS):
-            return found or 0
-        return self._forced(found)
+        if type(place) is dict:
+            for name in names:
+                found = place.get(name)
+                if found is not None:
+                    return found if type(found) is int and 0 <= found <= MAX_TOKENS else self._forced(found)
+            return 0
+        if isinstance(place, _FIELDLESS):
+            self.exact = False
+        return self.whole(first(place, *names))
 
     def needed(self, place: Any, *names: str, may_lack: bool = False) -> int:
         """Same as `of`, for a count that a usage of this shape has: None in its place is not 0."""

@@ -6,7 +6,7 @@ whose value could change the result. Whoever teaches the long way a new name nee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -15,14 +15,27 @@ from llm_budget_hooks.models import Usage
 from llm_budget_hooks.models.calls import MAX_TOKENS
 from llm_budget_hooks.usage.fields import field, items, tier_of
 
-_ELSEWHERE: Final = frozenset({"data", "output"})
-"""Where an answer with a chat's usage may have images and searches that are billed beside it."""
+_NOTHING: Final[dict[str, Any]] = {}
+_SUMMABLE: Final = MAX_TOKENS // 8
+"""Counts up to this add up to one that can be."""
+_RESPONSE: Final = frozenset(
+    {"input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details"}
+)
+_FREE: Final = frozenset({"message", "reasoning", "function_call", "custom_tool_call", "mcp_call", "mcp_list_tools"})
+"""What a Responses answer may bring that is not billed beside its tokens."""
 _CHAT: Final = frozenset(
     {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details"}
 )
 _CHAT_ZEROS: Final = frozenset(
     {"cache_creation_input_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "server_tool_use"}
 )
+_MESSAGES: Final = frozenset(
+    {
+        "input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "cache_creation",
+        "server_tool_use", "service_tier", "inference_geo",
+    }
+)  # fmt: skip
+_WRITTEN: Final = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 _METADATA: Final = frozenset(
     {"input_tokens", "output_tokens", "total_tokens", "input_token_details", "output_token_details"}
 )
@@ -64,11 +77,44 @@ def quick(answer: Any, provider: str | None) -> Usage | None:
     if metadata is not None:
         return _langchain(metadata, answer.get("response_metadata"))
     usage = opened(answer.get("usage"))
-    if type(usage) is not dict or provider is not None or not _ELSEWHERE.isdisjoint(answer):
+    if type(usage) is not dict or provider is not None or answer.get("data") is not None:
         return None
     if any(_cites(choice) for choice in items(answer.get("choices"))):
         return None
-    return _chat(usage, answer.get("service_tier"))
+    if "output" in answer and not all(field(opened(item), "type") in _FREE for item in items(answer["output"])):
+        return None
+    if "input_tokens" not in usage:
+        return _chat(usage, answer.get("service_tier"))
+    return _messages(usage) if usage.keys() <= _MESSAGES else _response(usage, answer.get("service_tier"))
+
+
+def _messages(usage: dict[str, Any]) -> Usage | None:
+    """Anthropic's messages, told from others by the caches that they count beside the input."""
+    get: Callable[[str], Any] = usage.get
+    read, written, parts = get("cache_read_input_tokens"), get("cache_creation_input_tokens"), get("cache_creation")
+    if read is None and written is None and parts is None:
+        return None
+    parts, tools = opened(parts) or _NOTHING, opened(get("server_tool_use")) or _NOTHING
+    if type(parts) is not dict or type(tools) is not dict:
+        return None
+    five, hour = [parts.get(name) or 0 for name in _WRITTEN]
+    read, written, searches = read or 0, written or 0, tools.get("web_search_requests") or 0
+    counts = (get("input_tokens"), get("output_tokens"), read, written, five, hour, searches)
+    if not all(type(count) is int and 0 <= count <= _SUMMABLE for count in counts):
+        return None
+    five = max(written - hour, five)
+    prompt = counts[0] + read + five + hour
+    if not (prompt or counts[1] or searches):
+        return None
+    return Usage(
+        input_tokens=prompt,
+        cached_input_tokens=read,
+        cache_write_tokens=five,
+        cache_write_1h_tokens=hour,
+        output_tokens=counts[1],
+        searches=searches,
+        service_tier=tier_of(get("service_tier")),
+    )
 
 
 def _chat(usage: dict[str, Any], tier: Any) -> Usage | None:
@@ -80,6 +126,16 @@ def _chat(usage: dict[str, Any], tier: Any) -> Usage | None:
     cached = _detail(usage.get("prompt_tokens_details"), "cached_tokens", _MORE_ZEROS)
     reasoning = _detail(usage.get("completion_tokens_details"), "reasoning_tokens", _MORE_ZEROS)
     made = _made(prompt, cached, output, reasoning, tier)
+    return None if made is not None and reasoning and usage.get("total_tokens") != made.total_tokens else made
+
+
+def _response(usage: dict[str, Any], tier: Any) -> Usage | None:
+    """OpenAI's Responses."""
+    if not usage.keys() <= _RESPONSE or usage.get("input_tokens_details") is None:
+        return None
+    cached = _detail(usage["input_tokens_details"], "cached_tokens", _MORE_ZEROS)
+    reasoning = _detail(usage.get("output_tokens_details"), "reasoning_tokens", _MORE_ZEROS)
+    made = _made(usage["input_tokens"], cached, usage.get("output_tokens"), reasoning, tier)
     return None if made is not None and reasoning and usage.get("total_tokens") != made.total_tokens else made
 
 

@@ -45,6 +45,7 @@ def openai(said: Said) -> Usage | None:
     """
     usage, answer, counts = said.usage, said.answer, said.counts
     given, spent = first(usage, *_INPUT_DETAILS), first(usage, *_OUTPUT_DETAILS)
+    kept = field(given, "cached_tokens_details")
     prompt = counts.needed(usage, "prompt_tokens", "input_tokens")
     prompt = (prompt or _hit_and_missed(usage, counts)) + counts.of(usage, "citation_tokens")
     output = counts.needed(usage, "completion_tokens", "output_tokens", may_lack=True)
@@ -64,8 +65,8 @@ def openai(said: Said) -> Usage | None:
         output_tokens=output,
         reasoning_tokens=reasoning,
         **_sensed(
-            heard=(counts.of(given, "audio_tokens"), counts.of(field(given, "cached_tokens_details"), "audio_tokens")),
-            seen=(counts.of(given, "image_tokens"), counts.of(field(given, "cached_tokens_details"), "image_tokens")),
+            heard=(counts.of(given, "audio_tokens"), counts.of(kept, "audio_tokens")),
+            seen=(counts.of(given, "image_tokens"), counts.of(kept, "image_tokens")),
         ),
         output_audio_tokens=counts.of(spent, "audio_tokens"),
         output_image_tokens=counts.of(spent, "image_tokens"),
@@ -272,12 +273,13 @@ def _shown_searches(answer: Any) -> int:
     calls = [item for item in items(field(answer, "output")) if field(item, "type") == "web_search_call"]
     if calls:
         return sum(field(field(call, "action"), "type") in (None, "search") for call in calls)
-    marks = [
-        mark
-        for choice in items(field(answer, "choices"))
-        for mark in items(field(field(choice, "message"), "annotations"))
-    ]
-    return int(any(field(mark, "type") == "url_citation" for mark in marks))
+    return int(
+        any(
+            field(mark, "type") == "url_citation"
+            for choice in items(field(answer, "choices"))
+            for mark in items(field(field(choice, "message"), "annotations"))
+        )
+    )
 
 
 def _groundings(answer: Any) -> int:
@@ -295,6 +297,8 @@ def _groundings(answer: Any) -> int:
 
 
 def _modality(details: Any, name: str, counts: Counts) -> int:
+    if details is None:
+        return 0
     found = [part for part in counts.listed(details) if str(field(part, "modality")).rpartition(".")[2].upper() == name]
     return sum(counts.of(part, "tokenCount", "token_count") for part in found)
 

@@ -33,6 +33,21 @@ COMMON = (
         },
         "response_metadata": {"model_name": "gpt-4o", "service_tier": "flex"},
     },
+    {
+        "output": [{"type": "reasoning"}, {"type": "message"}], "service_tier": "flex",
+        "usage": {
+            "input_tokens": 5, "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+            "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 11,
+        },
+    },
+    {
+        "usage": {
+            "input_tokens": 1, "cache_read_input_tokens": 1, "cache_creation_input_tokens": 3, "output_tokens": 6,
+            "cache_creation": {"ephemeral_5m_input_tokens": 1, "ephemeral_1h_input_tokens": 2},
+            "server_tool_use": {"web_search_requests": 2}, "service_tier": "batch",
+        },
+    },
+    {"usage": {"input_tokens": 2, "cache_read_input_tokens": 3, "cache_creation": None, "output_tokens": 6}},
 )  # fmt: skip
 
 
@@ -100,6 +115,22 @@ CHAT = st.fixed_dictionaries(
         "service_tier": TIER, "billed_units": COUNT, "reasoning_tokens": COUNT, "prompt_audio_seconds": COUNT,
     },
 )  # fmt: skip
+WRITTEN = st.dictionaries(
+    st.sampled_from(["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens", "anything"]), COUNT, max_size=3
+)
+MESSAGES = st.fixed_dictionaries(
+    {"input_tokens": COUNT, "output_tokens": COUNT},
+    optional={
+        "cache_read_input_tokens": COUNT, "cache_creation_input_tokens": COUNT, "service_tier": TIER,
+        "cache_creation": st.one_of(COUNT, WRITTEN), "inference_geo": st.just("us"), "search_context_size": COUNT,
+        "server_tool_use": st.one_of(COUNT, st.dictionaries(st.just("web_search_requests"), COUNT)),
+        "output_tokens_details": st.just({"thinking_tokens": 1}),
+    },
+)  # fmt: skip
+RESPONSE = st.fixed_dictionaries(
+    {"input_tokens": COUNT, "output_tokens": COUNT, "input_tokens_details": st.one_of(COUNT, CHAT_DETAILS)},
+    optional={"total_tokens": COUNT, "output_tokens_details": st.one_of(COUNT, CHAT_DETAILS)},
+)
 LANGCHAIN_DETAILS = st.dictionaries(
     st.sampled_from(
         [
@@ -120,13 +151,14 @@ CITED = {"message": {"annotations": [{"type": "url_citation"}]}}
 ANSWERS = st.fixed_dictionaries(
     {},
     optional={
-        "usage": CHAT, "usage_metadata": METADATA, "service_tier": TIER,
+        "usage": st.one_of(CHAT, MESSAGES, RESPONSE), "usage_metadata": METADATA, "service_tier": TIER,
         "usageMetadata": st.just({"promptTokenCount": 1}),
         "response_metadata": st.fixed_dictionaries(
             {}, optional={"service_tier": TIER, "usage": CHAT, "model_name": st.just("m"), "candidates": st.just([])}
         ),
         "choices": st.sampled_from([[], [CITED], [{"message": {"content": "x"}}], "x"]),
-        "data": st.just([{"url": "x"}]), "output": st.just([{"type": "web_search_call"}]),
+        "data": st.just([{"url": "x"}]),
+        "output": st.sampled_from([[{"type": "web_search_call"}], [{"type": "message"}], [], "x"]),
     },
 )  # fmt: skip
 
