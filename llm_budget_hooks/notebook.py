@@ -1,7 +1,8 @@
 """Jupyter: ``%load_ext llm_budget_hooks``, and then ``%%budget $0.50`` on top of a cell that may cost no more.
 
-The cap is for calls through LiteLLM and LangChain. Each cell has a balance of its own, in this process. A cell with
-``await`` runs on an event loop of its own, in a thread, as a magic cannot wait on the notebook's.
+The cap is for calls through LiteLLM and LangChain, those in threads that the cell starts among them. Each cell has a
+balance of its own, in this process. A cell with ``await`` runs on an event loop of its own, in a thread, as a magic
+cannot wait on the notebook's; interrupting the cell cancels what it awaits.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from typing import Any, TypeVar, cast
@@ -96,6 +97,8 @@ def run_capped(shell: InteractiveShell, limit: str, cell: str) -> None:
         engine = cast("_Shown", _Shown.open("memory://", {"budgets": [_rule(limit)]}))
     except ConfigurationError as error:
         raise UsageError(f"%%budget takes an amount, such as %%budget $0.50: {error}") from None
+    if not engine.status():
+        raise UsageError("%%budget takes an amount above 0, such as %%budget $0.50; without a cap, leave it out")
     shown = _display(_html(_picture(engine)), display_id=True)
     lock = threading.Lock()
 
@@ -133,7 +136,7 @@ def _hooks(engine: BudgetEngine, cell: str) -> Iterator[None]:
         if _uses("litellm", cell):
             stack.enter_context(_litellm(engine))
         if _uses("langchain_core", cell) or re.search(r"\blang(chain|graph)", cell):
-            import llm_budget_hooks.langchain  # noqa: F401 - the utterance is seen once this is imported
+            stack.enter_context(_langchain(engine))
         yield
 
 
@@ -157,6 +160,20 @@ def _litellm(engine: BudgetEngine) -> Iterator[None]:
         ours.uninstall()
 
 
+@contextmanager
+def _langchain(engine: BudgetEngine) -> Iterator[None]:
+    from llm_budget_hooks.langchain import install, uninstall
+
+    try:
+        install(engine)
+    except ConfigurationError as error:
+        raise UsageError(f"the calls of this cell have another payer: {error}") from None
+    try:
+        yield
+    finally:
+        uninstall()
+
+
 def _execute(shell: InteractiveShell, cell: str) -> None:
     """Run the source as a cell: the value of its last line is shown, and it may await."""
     name = shell.compile.cache(cell, shell.execution_count)
@@ -167,5 +184,23 @@ def _execute(shell: InteractiveShell, cell: str) -> None:
         code = compile(part, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         waiting = eval(code, shell.user_ns)  # noqa: S307 - running the user's cell is the point
         if asyncio.iscoroutine(waiting):
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(copy_context().run, asyncio.run, waiting).result()
+            _wait(waiting)
+
+
+def _wait(waiting: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine in a thread; an interrupt of the cell cancels it."""
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
+
+    async def cell() -> None:
+        begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        await waiting
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(copy_context().run, asyncio.run, cell())
+        try:
+            running.result()
+        except KeyboardInterrupt:
+            loop, task = begun.result()
+            if task is not None and not running.done():
+                loop.call_soon_threadsafe(task.cancel)
+            raise

@@ -95,7 +95,12 @@ def test_what_could_not_be_read_is_unread(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [("%%budget", "such as %%budget $0.50"), ("%%budget 0.5 dollars", "is no amount")]
+    ("line", "said"),
+    [
+        ("%%budget", "such as %%budget $0.50"),
+        ("%%budget 0.5 dollars", "is no amount"),
+        ("%%budget $0", "above 0"),
+    ],
 )
 def test_a_budget_that_is_no_amount_is_a_mistake(kernel: Kernel, line: str, said: str) -> None:
     shown = str(kernel(f"{line}\n1"))
@@ -139,6 +144,54 @@ def test_a_cell_with_langchain_is_capped(kernel: Kernel, provider: FakeProvider)
     )
     kernel(f"%%budget $0.0002\n{cell}")
     assert (kernel.raised, provider.count) == ("BudgetRefused", 3)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(4) as pool:\n    list(pool.map(model.invoke, ['Hello!'] * 9))",
+        "import threading\nseen = []\ndef ask():\n    try:\n        [model.invoke('Hello!') for _ in range(9)]\n"
+        "    except Exception as error:\n        seen.append(error)\n"
+        "thread = threading.Thread(target=ask)\nthread.start()\nthread.join()\nraise seen[0]",
+        "import asyncio\nwork = lambda: [model.invoke('Hello!') for _ in range(9)]\n"
+        "await asyncio.get_running_loop().run_in_executor(None, work)",
+    ],
+    ids=["pool", "thread", "executor"],
+)
+def test_threads_of_a_cell_are_capped(kernel: Kernel, provider: FakeProvider, work: str) -> None:
+    kernel(
+        "from langchain_openai import ChatOpenAI\n"
+        f"model = ChatOpenAI(model='gpt-4o-mini', base_url={provider.base_url!r}, api_key='any', max_tokens=100)\n"
+    )
+    kernel(f"%%budget $0.0002\n{work}")
+    capped = provider.count
+    assert kernel.raised == "BudgetRefused"
+    assert 0 < capped <= 3
+    kernel("model.invoke('Hello!')")
+    assert (kernel.raised, provider.count) == ("", capped + 1)
+
+
+def test_an_interrupted_cell_stops_awaiting(kernel: Kernel) -> None:
+    kernel(
+        "import asyncio, os, signal, threading, time\nended = []\n"
+        "threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()"
+    )
+    kernel(
+        "%%budget $0.50\ntry:\n    await asyncio.sleep(60)\n"
+        "finally:\n    ended.append(asyncio.current_task().cancelling())"
+    )
+    assert kernel.raised == "KeyboardInterrupt"
+    (found,) = kernel("ended")
+    assert found.data["text/plain"] == "[1]"
+
+
+def test_another_engine_of_the_process_is_another_payer(kernel: Kernel) -> None:
+    kernel("from llm_budget_hooks.langchain import install, uninstall\ninstall(engine)")
+    outputs = kernel("%%budget $0.50\nprint('never')")
+    kernel("uninstall()")
+    assert "another payer" in str(outputs)
+    assert "never" not in [o.get("text") for o in outputs]
 
 
 def test_another_payer_is_a_mistake(kernel: Kernel) -> None:
