@@ -306,6 +306,17 @@ class Planner:
         lines, _ = self._of(tenant_name(tenant), self._seen_ms)
         return {line.budget.name: line.window for line in lines}
 
+    def ends(self, tenant: str | None, now_ms: int) -> dict[str, tuple[int, int]]:
+        """When limits end that were set for a tenant until some instant, and the policy's own in their place."""
+        name = tenant_name(tenant)
+        ends = {}
+        for budget in self.policy.budgets_of(name, switched_off=True) if self._limits else ():
+            whose = "" if budget.scope == "global" else name
+            _, until_ms = self._limits.get(whose, {}).get(budget.name, (0, 0))
+            if until_ms > now_ms:
+                ends[budget.name] = (until_ms, budget.limit_units)
+        return ends
+
     def planned_nusd(self, tenant: str | None, feature: str | None, steps: Sequence[str], now_ms: int) -> int:
         """What an answer of these steps is expected to cost: the sum of the percentiles of their costs.
 

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from llm_budget_hooks.engine.outage import Outage, Unsent
 from llm_budget_hooks.engine.rebuilding import recover
-from llm_budget_hooks.engine.refusals import Stage, killed, refusal
+from llm_budget_hooks.engine.refusals import Stage, killed, refusal, with_ends
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
 from llm_budget_hooks.engine.trail import WARNED, Trail, refusal_text, refused_event, unique
@@ -407,8 +407,9 @@ class Planning:
         if answer.verdict == Verdict.ENDED:
             return AlreadyResolved(plan.id, _STATE[State(answer.state)])
         rules = plan.command.shape.rules
+        failures = with_ends(answer.failures, rules, self._planner.ends(call.tenant, answer.now_ms))
         windows = self._planner.windows(call.tenant)
-        return refusal(call, self.policy, rules, answer.failures, windows, answer.now_ms, stage)
+        return refusal(call, self.policy, rules, failures, windows, answer.now_ms, stage)
 
     def _resend(self, batches: int = 2**31) -> Steps[None]:
         sent = bool(self._pending)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo
@@ -30,6 +31,7 @@ _NOUNS = {
     Meter.IN_FLIGHT: "limit of calls in flight",
 }
 _MAX_SHOWN = 64
+_SOON_MS = 3_600_000
 Stage = Literal["call", "start", "end"]
 assert set(_CODES.values()) <= set(get_args(Code))  # noqa: S101 - a wrong word here is a bug of this file
 
@@ -56,24 +58,54 @@ def refusal(
     """
     first = failures[0]
     rule = rules[first.index]
-    window = windows[rule.budget]
-    resets = instant(first.resets_ms) if first.resets_ms else None
-    busy = all(failure.busy for failure in failures)
     retries = [failure.retry_ms for failure in failures]
-    amounts = _amounts(rule, first)
+    next_ms = max(retries) if all(retries) else 0
+    spent = next((failure for failure in failures if not failure.busy), first)
+    told = first if not first.busy else spent
     return BudgetExceeded(
-        _message(call, policy, rule, first, window, busy),
+        f"{_message(call, rule, first, windows[rule.budget])} {_when(policy, rule, first, next_ms)}",
         code="answer_estimate" if rule.scope == "answer" and rule.meter == Meter.USD else _CODES[rule.meter],
         budget=rule.budget,
         scope=rule.scope,
         failed=tuple(rules[failure.index].budget for failure in failures),
         stage=stage,
-        busy=busy,
-        resets_at=resets,
-        retry_after=max(max(retries) - now_ms, 0) / 1000 if all(retries) else None,
-        public_message=public_message(rule, window, busy, resets, policy, now_ms, bool(first.retry_ms)),
-        **amounts,
+        busy=first.busy,
+        resets_at=instant(first.resets_ms) if first.resets_ms else None,
+        retry_after=max(next_ms - now_ms, 0) / 1000 if next_ms else None,
+        public_message=_public_message(rules[told.index], told, next_ms or told.retry_ms, windows, policy, now_ms),
+        **_amounts(rule, first),
     )
+
+
+def with_ends(
+    failures: Iterable[Failure], rules: tuple[Rule, ...], ends: Mapping[str, tuple[int, int]]
+) -> tuple[Failure, ...]:
+    """The failures with the instants at which there is room, where a limit is another one from some instant on.
+
+    Args:
+        failures: of the rules, as the store found them by the limits of now.
+        rules: of the call's shape.
+        ends: by budget, when the limit of now ends, and which one is in its place then; 0: none.
+    """
+    return tuple(
+        _with_end(failure, rules[failure.index], *ends[rules[failure.index].budget])
+        if rules[failure.index].budget in ends
+        else failure
+        for failure in failures
+    )
+
+
+def _with_end(failure: Failure, rule: Rule, until_ms: int, limit: int) -> Failure:
+    if 0 < failure.retry_ms <= until_ms:
+        return failure
+    later = limit * rule.limit // rule.base if rule.base else limit  # a soft cutoff stretches both alike
+    if not limit or failure.spent + failure.reserved + failure.requested <= later:
+        retry_ms = until_ms
+    elif failure.requested > later:
+        retry_ms = 0
+    else:
+        retry_ms = max(failure.retry_ms, failure.resets_ms, until_ms)
+    return replace(failure, retry_ms=retry_ms)
 
 
 def killed(switch: Killed, tenant: str | None) -> BudgetExceeded:
@@ -146,7 +178,7 @@ def in_units(meter: int, amount: int) -> Decimal | int:
     return to_decimal(amount) if meter == Meter.USD else amount
 
 
-def _message(call: Call, policy: Policy, rule: Rule, failure: Failure, window: Window | None, busy: bool) -> str:
+def _message(call: Call, rule: Rule, failure: Failure, window: Window | None) -> str:
     show = format_usd if rule.meter == Meter.USD else str
     what = f"{window.adjective} {_NOUNS[Meter(rule.meter)]}" if window else _NOUNS[Meter(rule.meter)].capitalize()
     whom = {
@@ -160,47 +192,53 @@ def _message(call: Call, policy: Policy, rule: Rule, failure: Failure, window: W
         state += f", {show(failure.reserved)} held"
     if rule.meter in (Meter.USD, Meter.TOKENS) and (rule.scope == "answer" or failure.requested > rule.limit):
         state += f", this call asks for {show(failure.requested)}"
-    return f"{what} of {show(rule.limit)} for {whom} reached ({state}). {_when(policy, failure, rule, busy)}"
+    return f"{what} of {show(rule.limit)} for {whom} reached ({state})."
 
 
-def _when(policy: Policy, failure: Failure, rule: Rule, busy: bool) -> str:
+def _when(policy: Policy, rule: Rule, failure: Failure, next_ms: int) -> str:
     if not failure.retry_ms:
         if failure.requested > rule.limit:
             return "No call of this size ever fits: make it smaller or raise the limit."
         return "Ask more narrowly." if rule.scope == "answer" else "Raise the limit to let it in."
-    at = instant(failure.retry_ms).astimezone(ZoneInfo(policy.timezone))
+    later = f"Next at {_shown_instant(next_ms, policy)}." if next_ms else "Another budget never lets it in."
+    if not failure.busy:
+        return later
+    under_way = f"Calls under way are in the way; they end by {_shown_instant(failure.retry_ms, policy)}."
+    return under_way if next_ms == failure.retry_ms else f"{under_way} {later}"
+
+
+def _shown_instant(at_ms: int, policy: Policy) -> str:
+    at = instant(at_ms).astimezone(ZoneInfo(policy.timezone))
     shown = at.strftime("%Y-%m-%d %H:%M" if at.second == 0 and at.microsecond == 0 else "%Y-%m-%d %H:%M:%S")
-    if busy:
-        return f"Calls under way are in the way; they end by {shown} {policy.timezone}."
-    return f"Next at {shown} {policy.timezone}."
+    return f"{shown} {policy.timezone}"
 
 
-def public_message(
-    rule: Rule, window: Window | None, busy: bool, resets: datetime | None, policy: Policy, now_ms: int, ever: bool
+def _public_message(
+    rule: Rule, failure: Failure, next_ms: int, windows: dict[str, Window | None], policy: Policy, now_ms: int
 ) -> str:
     """A text for the end user, with no figure and no name."""
+    window = windows[rule.budget]
     if rule.scope == "answer":
         return "This question is too expensive to answer. Ask more narrowly."
-    if busy:
+    if failure.busy:
         return "Too much is going on at once. Try again in a moment."
-    if not ever:
+    if not failure.retry_ms:
         return "This request is too large. Ask more narrowly."
     name = "Limit" if window is None or window.kind != "calendar" else f"{window.adjective} limit"
-    if rule.meter in (Meter.CALLS, Meter.UTTERANCES) and window is not None and window.length_ms <= 3_600_000:
+    if rule.meter in (Meter.CALLS, Meter.UTTERANCES) and next_ms - now_ms <= _SOON_MS:
         return "Too many requests. Try again in a moment."
-    return f"{name} reached. {_again(resets, policy, now_ms)}"
+    return f"{name} reached. {_again(next_ms, policy, now_ms)}"
 
 
-def _again(resets: datetime | None, policy: Policy, now_ms: int) -> str:
-    if resets is None:
-        return "Try again later."
+def _again(next_ms: int, policy: Policy, now_ms: int) -> str:
     zone = ZoneInfo(policy.timezone)
-    days = (resets.astimezone(zone).date() - instant(now_ms).astimezone(zone).date()) / timedelta(days=1)
+    at = instant(next_ms).astimezone(zone)
+    days = (at.date() - instant(now_ms).astimezone(zone).date()).days
     if days == 0:
         return "Try again later."
     if days == 1:
         return "Try again tomorrow."
-    return f"Try again on {resets.astimezone(zone):%Y-%m-%d}."
+    return f"Try again on {at:%Y-%m-%d}."
 
 
 def _shown(text: str | None, otherwise: str) -> str:

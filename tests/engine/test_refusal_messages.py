@@ -47,5 +47,31 @@ def test_a_refusal_says_what_is_spent_and_when_again(
     assert (str(refused.value), refused.value.public_message) == (operator, public)
 
 
+def test_a_budget_that_is_only_busy_says_so_though_another_is_spent() -> None:
+    week = {"name": "week", "scope": "global", "limit": "4\N{CENT SIGN}", "window": "week"}
+    calls = {"name": "calls", "scope": "tenant", "meter": "calls", "limit": 1, "window": "day"}
+    with BudgetEngine.open("memory://", {"budgets": [week, calls]}, clock=lambda: NOW) as engine:
+        engine.reserve(call("0.03"))
+        with pytest.raises(BudgetExceeded) as caught:
+            engine.reserve(call("0.02"))
+    refused = caught.value
+    assert (refused.budget, refused.busy, refused.spent, refused.retry_after) == ("week", True, 0, 5.5 * 3600)
+    assert str(refused) == (
+        "Weekly limit of $0.04 for all tenants reached ($0.00 spent, $0.03 held). Calls under way are in the way; "
+        "they end by 2026-11-29 18:40 UTC. Next at 2026-11-30 00:00 UTC."
+    )
+    assert refused.public_message == "Daily limit reached. Try again tomorrow."
+
+
+def test_of_two_spent_budgets_the_one_that_is_named_says_when_both_let_in() -> None:
+    day, month = ({"scope": "user", "limit": "$2", "window": window} for window in ("day", "month"))
+    with BudgetEngine.open("memory://", {"budgets": [day, month]}, clock=lambda: NOW) as engine:
+        engine.charge(call("2"), cost="2")
+        with pytest.raises(BudgetExceeded) as caught:
+            engine.reserve(call("1"))
+    assert str(caught.value).endswith("Next at 2026-12-01 00:00 UTC.")
+    assert caught.value.public_message == "Daily limit reached. Try again on 2026-12-01."
+
+
 def call(amount: str) -> Call:
     return Call(model="any", tenant="acme", user="u1", amount=amount)
