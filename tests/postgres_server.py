@@ -10,6 +10,8 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -78,6 +80,21 @@ class PostgresServer:
         if process is not None:
             process.send_signal(how)
             process.wait(_DEADLINE_S)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let no process of the server run: its connections stand, and nothing answers."""
+        assert self._process is not None
+        parent = self._process.pid
+        listed = subprocess.run(["ps", "--ppid", str(parent), "-o", "pid="], check=True, capture_output=True, text=True)
+        pids = [parent, *map(int, listed.stdout.split())]
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in reversed(pids):
+                os.kill(pid, signal.SIGCONT)
 
     def new_database(self) -> str:
         """Make an empty database; its URL."""

@@ -1,12 +1,13 @@
 """Connections to the database of a ledger: made at the first use, one pool per process, errors typed.
 
-A database that hangs is given up after seconds, never waited for without end.
+A database that hangs is given up after seconds, never waited for without end; who asks a moment later does not wait.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,12 @@ from llm_budget_hooks.ledger.errors import LedgerUnavailable
 
 _ACCEPTED: Final = "sqlite:///path/to/file.db or postgresql://user@host/name"
 _CONNECT_TIMEOUT_S: Final = 5
-_STATEMENT_TIMEOUT_MS: Final = 30_000
+_ANSWER_S = 10
+"""How long the server may take for one statement."""
+_SPARE_S: Final = 1
+_PAUSE_S = 5
+"""How long a database that was waited for in vain is not asked."""
+_CANCELED: Final = "57014"
 _LOCK: Final = 0x6C6C6D62
 _abandoned: Final[list[Engine]] = []
 _all: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
@@ -37,10 +43,12 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = _checked(url)
-        self.postgres = self._url.get_backend_name() == "postgresql"
+        self._kind = self._url.get_backend_name()
+        self.postgres = self._kind == "postgresql"
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._ready = False
+        self._again_s = 0.0
         _all.add(self)
 
     @contextmanager
@@ -77,6 +85,8 @@ class Database:
 
     def _connected(self) -> Engine:
         with self._lock:
+            if time.monotonic() < self._again_s:
+                raise LedgerUnavailable(f"The ledger ({self._kind}) did not answer, and is asked again in a moment.")
             if self._engine is None:
                 self._engine = self._made()
             if not self._ready:
@@ -122,17 +132,25 @@ class Database:
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
+        began_s = time.monotonic()
         try:
             yield
         except SQLAlchemyError as error:
             self._ready = False
-            raise LedgerUnavailable(f"The ledger ({self._url.get_backend_name()}): {_described(error)}") from None
+            if self.postgres and _stands_still(error) and time.monotonic() - began_s >= _CONNECT_TIMEOUT_S:
+                self._again_s = time.monotonic() + _PAUSE_S
+            raise LedgerUnavailable(f"The ledger ({self._kind}): {_described(error)}") from None
 
 
 def _version(connection: Connection) -> int:
     if not connection.dialect.has_table(connection, tables.schema.name):
         return 0
     return connection.execute(select(tables.schema.c.version)).scalar() or 0
+
+
+def _stands_still(error: SQLAlchemyError) -> bool:
+    """Whether it is the server that failed, and not one statement that took too long."""
+    return isinstance(error, OperationalError) and getattr(error.orig, "sqlstate", None) != _CANCELED
 
 
 def _described(error: SQLAlchemyError) -> str:
@@ -163,10 +181,22 @@ def _postgres(url: URL) -> Engine:
     if url.get_driver_name() == "psycopg":
         options["connect_args"] = {
             "connect_timeout": _CONNECT_TIMEOUT_S,
-            "options": f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}",
-            "tcp_user_timeout": _STATEMENT_TIMEOUT_MS,
+            "options": f"-c statement_timeout={_ANSWER_S * 1000}",
+            "tcp_user_timeout": _ANSWER_S * 1000,
         }
-    return create_engine(url, hide_parameters=True, pool_size=2, max_overflow=8, pool_pre_ping=True, **options)
+    engine = create_engine(url, hide_parameters=True, pool_size=2, max_overflow=8, pool_pre_ping=True, **options)
+    if url.get_driver_name() == "psycopg":
+        event.listen(engine, "do_connect", _connect)
+    return engine
+
+
+def _connect(_dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]) -> object:
+    """A connection that gives up a server which does not even say that it took too long."""
+    from llm_budget_hooks.ledger.postgres import PostgresConnection
+
+    connection = PostgresConnection.connect(*arguments, **options)
+    connection.answer_s = _ANSWER_S + _SPARE_S
+    return connection
 
 
 def _sqlite(url: URL) -> Engine:
