@@ -12,6 +12,7 @@ from llm_budget_hooks.engine.planning import Steps
 from llm_budget_hooks.engine.trail import unique
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.keys import digest, hold_key, normalised, tenant_name
+from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.models.trail import adjustment_facts
 from llm_budget_hooks.money import parse_correction, to_decimal
@@ -62,7 +63,7 @@ class Corrections(Operations):
                 "", State.RELEASED if change > 0 else State.CHARGED, at_ms or answer.now_ms, answer.now_ms, 0,
                 Shape((rules[at],)), (command.keys[at],), command.scopes, (max(-change, 0),), (start_ms,),
             )  # fmt: skip
-            if (yield from self._correct(hold, max(change, 0), asked.place(rules[at]))):
+            if (yield from self._correct(hold, max(change, 0), asked, asked.place(rules[at]))):
                 amounts.append(change)
         booked = max(amounts, key=abs, default=0)
         if booked or asked.id is None:
@@ -71,13 +72,14 @@ class Corrections(Operations):
             yield from self._post("adjust", asked.facts(nusd), asked.id)
         return to_decimal(booked)
 
-    def _correct(self, hold: Hold, cost_nusd: int, place: str) -> Steps[bool]:
+    def _correct(self, hold: Hold, cost_nusd: int, asked: _Asked, place: str) -> Steps[bool]:
         """Book one account's correction as the end of a hold that nobody took; kept for later without a store.
 
         Returns:
             False if it was booked before.
         """
         terms = replace(self._planner.terms, outbox_max=0)
+        shape, keys = hold.shape, hold.keys  # a store in memory ends this very hold
         command = Finish(
             hold_key(f"adjust-{unique()}"), Ending.SETTLE, terms, cost_nusd, 0, True, hold, now_ms=self._given_ms(),
             place=place,
@@ -88,6 +90,8 @@ class Corrections(Operations):
             self._pending.append(command)
             _log.warning("A correction is kept until the store answers again: %s", error)
             return True
+        whose = Call(model="*", tenant=asked.tenant, user=asked.user, amount=0)
+        yield from self._alert(shape, keys, answer.spent, whose, answer.now_ms)
         return answer.ended != Ended.ALREADY_SETTLED
 
     def _told_of_correction(self, asked: _Asked, nusd: int) -> Steps[None]:

@@ -83,9 +83,7 @@ class Operations(Answers):
             return
         plan, answer = yield from self._planned(call, Mode.ENTER)
         if answer.verdict != Verdict.ADMITTED:
-            error = self._refused(call, plan, answer, "start")
-            yield from self._turned_away(call, error)
-            raise error
+            raise (yield from self._turn_away(call, plan, answer, "start"))
         facts = {"tenant": scope.tenant, "user": scope.user, "feature": scope.feature, "utterance": scope.id}
         yield from self._post("event", event_facts("asked", **facts))
 
@@ -137,9 +135,7 @@ class Operations(Answers):
         if answer.verdict == Verdict.DUPLICATE:
             yield from self._as_held(plan, answer)
         elif answer.verdict != Verdict.ADMITTED:
-            error = self._refused(call, plan, answer)
-            yield from self._turned_away(call, error)
-            raise error
+            raise (yield from self._turn_away(call, plan, answer))
         return self._held(call, scope, plan, answer)
 
     def _held(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Reservation:
@@ -287,6 +283,8 @@ class Operations(Answers):
             if answer.state:
                 held._ended = answer.state
             self._after(command, held, answer)
+            if self._near(held, answer):
+                yield from self._alert_of(held, answer)
         elif self._trail.drain is not None:
             self._trail.drain.poke()
         return answer
@@ -308,6 +306,8 @@ class Operations(Answers):
             if answer.state:
                 held._ended = answer.state
             self._after(finish, held, answer)
+            if self._near(held, answer):
+                yield from self._alert_of(held, answer)
         return self._settlement(held, given, finish.cost_nusd, held._estimate_nusd, finish.final)
 
     def _after(self, finish: Finish, held: Reservation, answer: Finished) -> None:
@@ -422,9 +422,7 @@ class Operations(Answers):
         if answer.verdict == Verdict.DUPLICATE:
             raise ReservationConflict(plan.id)
         if answer.verdict != Verdict.ADMITTED:
-            error = self._refused(call, plan, answer)
-            yield from self._turned_away(call, error)
-            raise error
+            raise (yield from self._turn_away(call, plan, answer))
         if scope is not None:
             scope.end(plan.id, booked)
         if self._trail.observers:

@@ -401,6 +401,20 @@ class Planning:
             text = f"{event.budget} has refused {event.times} times within a minute"
             yield from self._post("event", event_facts("alert", text=text, tenant=event.tenant, user=event.user))
 
+    def _turn_away(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Steps[Exception]:
+        """What to raise for a call that the store refused, after the trail and alerts.
+
+        An account can have reached its limit by a hold that expired or a settle elsewhere, which nobody is told of.
+        """
+        error = self._refused(call, plan, answer, stage)
+        yield from self._turned_away(call, error)
+        if answer.failures and not self._outage.active:
+            reached = {failure.index: failure.spent for failure in answer.failures}
+            shape, keys = plan.command.shape, plan.command.keys
+            spent = tuple(reached.get(at, 0) for at in range(len(keys)))
+            yield from self._alert(shape, keys, spent, call, answer.now_ms)
+        return error
+
     def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Exception:
         if answer.verdict == Verdict.CONFLICT:
             return ReservationConflict(plan.id)

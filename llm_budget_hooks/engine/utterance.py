@@ -232,6 +232,8 @@ class Utterance:
         except StoreUnavailable:
             return
         ceilings = [(line, account) for line, account in zip(lines, accounts, strict=True) if line.meter == Meter.USD]
+        if ceilings and error is None and self._costs and not self._guesses and not self._open:
+            yield from self.engine.learn_answer(self, max(account.spent for _, account in ceilings))
         for line, account in ceilings:
             if account.spent + account.reserved > line.limit:
                 self.served = False
@@ -240,5 +242,3 @@ class Utterance:
                 if error is None:
                     raise refused
                 return
-        if ceilings and error is None and self._costs and not self._guesses and not self._open:
-            yield from self.engine.learn_answer(self, max(account.spent for _, account in ceilings))

@@ -262,6 +262,16 @@ def test_without_a_plan_the_last_answers_tell_from_five_on(shared: Opened, answe
         assert scope.calls == 0  # an answer that needs no model is never refused for cost
 
 
+def test_answers_above_their_ceiling_are_what_the_next_estimate_learns_from(shared: Opened) -> None:
+    engine = shared(USER_DAY, ANSWER)
+    for _ in range(5):
+        with pytest.raises(BudgetExceeded, match="cost"), engine.utterance(tenant="acme", user="u1", feature="chat"):
+            engine.settle(engine.reserve(call()), cost="0.08")
+    error = refused(shared(USER_DAY, ANSWER))
+    assert (error.code, error.stage, error.requested) == ("answer_estimate", "start", Decimal("0.08"))
+    assert engine.status("acme", "u1")[0].spent == Decimal("0.40")
+
+
 def test_after_ten_refusals_in_a_row_one_answer_in_ten_minutes_runs(shared: Opened, clock: Clock) -> None:
     engine = shared(USER_DAY, ANSWER, steps={"slow": "$0.06"})
     for _ in range(10):

@@ -126,6 +126,22 @@ def test_an_alert_fires_once_per_account_threshold_and_window(opened: Opened) ->
     assert [alert["threshold"] for alert in told] == [0.5, 0.8, 0.5]
 
 
+def test_an_account_that_nobody_settled_to_its_limit_alerts_as_well(opened: Opened) -> None:
+    told: list[Any] = []
+    now = [datetime(2026, 11, 29, 12, tzinfo=UTC)]
+    rules = {"alert_at": [0.8, 1.0], "more": {"on_alert": told.append, "clock": lambda: now[0]}}
+    engine = opened(USER_DAY, **rules)
+    lost = engine.reserve(call("0.90", user="expired"))
+    now[0] += timedelta(minutes=11)
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(call("0.20", user="expired"))
+    assert [(alert["user"], alert["threshold"]) for alert in told] == [("expired", 0.8)]
+    assert engine.settle(lost, cost="1.10").status == "late"
+    assert [(alert["user"], alert["threshold"]) for alert in told[1:]] == [("expired", 1.0)]
+    engine.adjust(tenant="acme", user="adjusted", cost="1.20", reason="the provider's books")
+    assert [(alert["user"], alert["threshold"]) for alert in told[2:]] == [("adjusted", 0.8), ("adjusted", 1.0)]
+
+
 def test_an_alert_fires_in_one_process_only(shared_url: str) -> None:
     told: list[Any] = []
     rules = {"budgets": [USER_DAY], "store_timeout": "10s"}
