@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from llm_budget_hooks.engine.outage import Outage
+from llm_budget_hooks.engine.rebuilding import entries_of
 from llm_budget_hooks.engine.trail import Trail
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.models import Policy
-from llm_budget_hooks.models.trail import Entry
 from llm_budget_hooks.money import parse_nusd
 from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import Take, Taken
@@ -118,11 +118,7 @@ class StoreOutbox:
         now_ms = None if self._clock is None else round(self._clock().timestamp() * 1000)
         answer = self._store.execute(Take(owner, done, limit, now_ms))
         assert isinstance(answer, Taken)  # noqa: S101 - what a store answers to this command
-        entries = [
-            Entry(number, at_ms, kind, id, was, facts, actual)
-            for number, kind, id, was, at_ms, facts, actual in answer.rows
-        ]
-        return Batch(entries, answer.leased, answer.dropped)
+        return Batch(entries_of(answer), answer.leased, answer.dropped)
 
 
 def engine_from_env(made: type[BudgetEngine]) -> BudgetEngine:

@@ -19,10 +19,24 @@ from typing import Any, Final
 from llm_budget_hooks.errors import StoreUnavailable
 from llm_budget_hooks.keys import digest
 from llm_budget_hooks.models import Call, instant
-from llm_budget_hooks.models.trail import Run
+from llm_budget_hooks.models.trail import Entry, Run
 from llm_budget_hooks.plan import Planner
 from llm_budget_hooks.stores.base import Store
-from llm_budget_hooks.transitions import Ending, Epoch, Finish, Hold, Kind, Meter, Once, Read, Rule, Shape, State
+from llm_budget_hooks.transitions import (
+    Ending,
+    Epoch,
+    Finish,
+    Hold,
+    Kind,
+    Meter,
+    Once,
+    Read,
+    Rule,
+    Shape,
+    State,
+    Take,
+    Taken,
+)
 
 RECENT_MS: Final = 120_000
 _log = logging.getLogger("llm_budget_hooks")
@@ -67,12 +81,12 @@ def recover(store: Any, ledger: Any, planner: Planner, now_ms: int | None, lost:
         found = repair.execute(Epoch()).stamp
         epoch = found.partition(" ")[0]
         if ledger is not None and epoch in ("", store.epoch):
-            if until_s := _turn(store, repair, found):
+            if until_s := _turn(store, repair, epoch):
                 try:
                     _rebuild_or_begin(repair, ledger, planner, now_ms, new=store.epoch is None)
                     start(store, repair, epoch)
                 except BaseException:
-                    store.unfinished[found] = until_s
+                    store.unfinished[epoch] = until_s
                     raise
                 return
             found = _others(repair, epoch)
@@ -83,13 +97,13 @@ def recover(store: Any, ledger: Any, planner: Planner, now_ms: int | None, lost:
         repair.close()
 
 
-def _turn(store: Any, repair: Store, found: str) -> float:
-    """Until when, by `time.monotonic`, this process alone may rebuild what is found; 0: another one may."""
-    until_s: float = store.unfinished.pop(found, 0.0)
+def _turn(store: Any, repair: Store, epoch: str) -> float:
+    """Until when, by `time.monotonic`, this process alone may rebuild what is lost; 0: another one may."""
+    until_s: float = store.unfinished.pop(epoch, 0.0)
     now_s = time.monotonic()
     if now_s < until_s:
         return until_s
-    first: Any = repair.execute(Once(digest("rebuild", found), 0, _ALONE_MS, 2 * _ALONE_MS))
+    first: Any = repair.execute(Once(digest("rebuild", epoch), 0, _ALONE_MS, 2 * _ALONE_MS))
     return now_s + _ALONE_MS / 1000 if first.yes else 0.0
 
 
@@ -107,6 +121,7 @@ def _is_lost(store: Store) -> bool:
 def _rebuild_or_begin(repair: Store, ledger: Any, planner: Planner, now_ms: int | None, *, new: bool) -> None:
     """Rebuild; a process that has never seen the balances begins without if their ledger is down."""
     try:
+        _drain(repair, ledger, now_ms)
         rebuild(repair, ledger, planner, now_ms)
     except StoreUnavailable:
         raise
@@ -114,6 +129,27 @@ def _rebuild_or_begin(repair: Store, ledger: Any, planner: Planner, now_ms: int 
         if not new:
             raise
         _log.warning("The ledger cannot tell whether there were balances before: %s", error)
+
+
+def _drain(repair: Store, ledger: Any, now_ms: int | None) -> None:
+    """Let the ledger have what the store still has for it, such as of processes that have not noticed, for a moment."""
+    owner, done, ends = os.urandom(8).hex(), "", time.monotonic() + _WAIT_S
+    while time.monotonic() < ends:
+        taken: Any = repair.execute(Take(owner, done, _PAGE, now_ms))
+        if taken.leased and not taken.rows:
+            return
+        if taken.leased:
+            ledger.write(entries_of(taken))
+            done = taken.rows[-1][0]
+        else:
+            time.sleep(0.02)
+
+
+def entries_of(taken: Taken) -> list[Entry]:
+    """The rows of an outbox as a ledger takes them."""
+    return [
+        Entry(number, at_ms, kind, id, was, facts, actual) for number, kind, id, was, at_ms, facts, actual in taken.rows
+    ]
 
 
 def _others(repair: Any, epoch: str) -> str:

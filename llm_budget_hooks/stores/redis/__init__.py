@@ -42,7 +42,7 @@ class RedisStore:
     """A store in one Redis.
 
     Attributes:
-        unfinished: stamps of lost balances that this process has begun to rebuild and could not, and until when, by
+        unfinished: epochs of lost balances that this process has begun to rebuild and could not, and until when, by
             `time.monotonic`, nobody else does.
     """
 
@@ -157,8 +157,8 @@ class RedisStore:
         return made
 
     def adopt(self, stamp: str) -> None:
-        """Go by these balances from now on; `stamp` is their epoch and its time."""
-        epoch, _, least = stamp.partition(" ")
+        """Go by these balances from now on; `stamp` is their epoch, its time, and what else the store keeps of it."""
+        epoch, least = stamp.split(" ")[:2]
         self.epoch, self._least_ms = epoch, int(least)
 
     def _introduction(self) -> Arguments:

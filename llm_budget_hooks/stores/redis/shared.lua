@@ -13,7 +13,8 @@
 --   r, s                   how often the settings were changed, and the hash of them; both for ever
 --   y:<history>            the last runs: at, value
 --   m:<mark>               how often it was asked, when it last said yes
---   z                      the epoch of these balances, and when it was last written, as text: the time only goes up
+--   z                      as text: the epoch of these balances, when it was last written (the time only goes up), and
+--                          from when to when it was not, the newest first
 --   j:<journal>            how far a journal was replayed, as text
 --   q, qd, ql              the stream to the ledger, how many rows it had no room for, and who drains it
 -- A rule is: meter, kind, scope (0 global, 1 tenant, 2 user and answer), limit, end of window, length of window.
@@ -30,7 +31,7 @@ local NEVER = MAX_AMOUNT
 local KINDS = {[0] = 'open', 'expired', 'released', 'charged', 'settled'}
 local FEWEST, SAMPLES, HISTORY = 5, 20, 2592000000
 local JOURNAL = 3456000000
-local STAMP, STAMP_EVERY = 34560000000, 100
+local STAMP, STAMP_EVERY, GAP, GAPS = 34560000000, 100, 500, 224
 local SWEEP_LIMIT = 64
 local GAUGE_TTL = 172800000
 local PROVISIONAL = 172800000 -- a hold that was charged what it held is kept so much longer than known, for a late truth
@@ -38,22 +39,37 @@ local UNSWEPT = 3024000000 -- 35 days: an open hold outlives every window it can
 local RULE = 'BBBddd'
 local empty = true -- whether the global index of open holds may have been empty
 
--- The last argument is what the caller knows: an epoch and a time that the store's own cannot be before. Balances that
--- were lost or set back are no new ones: the answer is LOST and the store's epoch, and nothing is changed.
-local stamp, last_stamp = nil, 0
+-- The last argument is what the caller knows: an epoch and a time of which the store has known, within STAMP_EVERY.
+-- Balances that were lost or set back are no new ones: the answer is LOST and the store's stamp, and nothing is changed.
+-- Stretches without a stamp are kept, the newest first: who knows of a time in one has seen what is not there any more.
+local stamp, last_stamp, gaps = nil, 0, ''
 if ARGV[#ARGV] ~= '' then
-  stamp = call('GET', root .. 'z') or ''
-  local epoch, last = string.match(stamp, '^(%S+) (%d+)$')
+  local found = call('GET', root .. 'z') or ''
   local known, least = string.match(ARGV[#ARGV], '^(%S+) (%d+)$')
-  if epoch ~= known or tonumber(last) < tonumber(least) then return 'LOST' .. stamp end
-  stamp, last_stamp = epoch, tonumber(last)
+  stamp, last_stamp, gaps = string.match(found, '^(%S+) (%d+)(.*)$')
+  least, last_stamp = tonumber(least), tonumber(last_stamp)
+  local lost = stamp ~= known or last_stamp < least
+  if not lost and gaps ~= '' then
+    for from, to in string.gmatch(gaps, '(%d+)-(%d+)') do
+      lost = lost or (tonumber(from) < least and least + STAMP_EVERY < tonumber(to))
+    end
+  end
+  if lost then return 'LOST' .. found end
 end
 
--- Write down that the balances are of this time, now and then.
+-- Write down that the balances are of this time, now and then. A clock that was set back ends what its gaps say.
 local function renew(now)
-  if stamp and now >= last_stamp + STAMP_EVERY then
-    call('SET', root .. 'z', stamp .. string.format(' %d', now), 'PX', STAMP)
+  if not stamp then return end
+  local last = last_stamp
+  if now >= last_stamp + STAMP_EVERY then
+    if now >= last_stamp + GAP then gaps = string.sub(string.format(' %d-%d', last_stamp, now) .. gaps, 1, GAPS) end
+    last = now
+  elseif now < last_stamp and gaps ~= '' then
+    gaps = ''
+  else
+    return
   end
+  call('SET', root .. 'z', stamp .. string.format(' %d', last) .. gaps, 'PX', STAMP)
 end
 
 -- The store's time in ms, unless the caller's clock rules.
