@@ -81,7 +81,7 @@ class Operations(Answers):
         call = call_of(scope)
         if self._planner.entry(call, self.now_ms()) is None:
             return
-        plan, answer = yield from self._planned(call, Mode.ENTER)
+        plan, answer = yield from self._asked(call, Mode.ENTER)
         if answer.verdict != Verdict.ADMITTED:
             raise (yield from self._turn_away(call, plan, answer, "start"))
         facts = {"tenant": scope.tenant, "user": scope.user, "feature": scope.feature, "utterance": scope.id}
@@ -121,12 +121,20 @@ class Operations(Answers):
         call, scope = self._joined(call)
         if (call.id is None or scope is not None) and self._begins(call, scope):
             yield from self._expect_first(call)
+        plan, answer = yield from self._asked(call, Mode.HOLD)
+        return (yield from self._decided(call, scope, plan, answer))
+
+    def _asked(
+        self, call: Call, mode: int, actual: tuple[int, int] | None = None, text: str = ""
+    ) -> Steps[tuple[Plan, Reserved]]:
+        """Same as `_planned`; a call that is turned away before the store decides on it is in the trail too."""
         try:
-            plan, answer = yield from self._planned(call, Mode.HOLD)
+            return (yield from self._planned(call, mode, actual, text))
         except BudgetExceeded as error:
+            if mode == Mode.ENTER:
+                error.stage = "start"
             yield from self._turned_away(call, error)
             raise
-        return (yield from self._decided(call, scope, plan, answer))
 
     def _decided(self, call: Call, scope: Utterance | None, plan: Plan, answer: Reserved) -> Steps[Reservation]:
         if answer.verdict in (Verdict.STALE, Verdict.CLOCK, Verdict.LEARN):
@@ -411,11 +419,13 @@ class Operations(Answers):
             price = self._planner.price(call.model)
             known, remarks = self._cost_at(usage, None, price, call.service_tier, None)
             if known is None:
-                raise PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
+                unknown = PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
+                yield from self._turned_away(call, unknown)
+                raise unknown
         tokens = usage.total_tokens if usage else (call.input_tokens or 0) + (call.max_output_tokens or 0)
         mode = Mode.FORCE if force else Mode.CHARGE
         text = run_actual(None, known or 0, usage, flags=remarks) if self._followed else ""
-        plan, answer = yield from self._planned(call, mode, (known or 0, tokens), text)
+        plan, answer = yield from self._asked(call, mode, (known or 0, tokens), text)
         booked = known or 0
         if answer.verdict == Verdict.ENDED:
             return Settlement(plan.id, "already_settled")

@@ -104,6 +104,31 @@ def test_a_model_without_a_price_is_a_refusal_in_the_trail(opened: Opened) -> No
     assert [row.code for row in engine.ledger.refusals().items] == ["price_unknown"]
 
 
+def test_each_way_to_be_turned_away_is_in_the_trail_and_told_once(opened: Opened) -> None:
+    told: list[Event] = []
+    entry = {"scope": "user", "meter": "utterances", "count": "entry", "limit": 9, "window": "day"}
+    engine = opened(USER_DAY, entry, more={"observers": (told.append,)})
+    odd, used = call(model="unheard-of", amount=None, input_tokens=5), Usage(input_tokens=5)
+    engine.kill("stopped")
+    ways: list[tuple[str, str, Callable[[], Any]]] = [
+        ("killed", "call", lambda: engine.reserve(call(tenant="stopped"))),
+        ("killed", "call", lambda: engine.charge(call(tenant="stopped"), cost="0.1")),
+        ("killed", "start", lambda: engine.utterance(tenant="stopped").__enter__()),
+        ("price_unknown", "call", lambda: engine.reserve(odd)),
+        ("price_unknown", "call", lambda: engine.charge(odd, usage=used)),
+        ("spend", "call", lambda: engine.charge(call("2"), cost="2")),
+    ]
+    for code, stage, way in ways:
+        told.clear()
+        with pytest.raises(BudgetExceeded) as caught:
+            way()
+        assert (caught.value.code, caught.value.stage) == (code, stage)
+        assert [(event.kind, event.code, event.stage) for event in told] == [("refused", code, stage)]
+    engine.flush()
+    rows = [(row.code, row.stage) for row in reversed(engine.ledger.refusals().items)]
+    assert rows == [(code, stage) for code, stage, _ in ways]
+
+
 def test_a_usage_without_a_price_is_charged_at_its_estimate_and_flagged_b020(opened: Opened) -> None:
     engine = opened(USER_DAY)
     engine.settle(engine.reserve(call("0.08", model="unheard-of")), usage=Usage(input_tokens=5, output_tokens=7))
