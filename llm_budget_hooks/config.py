@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from llm_budget_hooks.models.events import Observer
 
 _log = logging.getLogger("llm_budget_hooks")
+Rules = str | os.PathLike[str] | Mapping[str, Any] | Policy
+DEFAULT_STORE = "sqlite:///llm-budget.db"
 _ACCEPTED = (
     "memory://, sqlite:///path/to/file.db, redis://host:6379/0, rediss://, redis+cluster:// or redis+sentinel://"
 )
@@ -38,7 +41,7 @@ class Asked:
     """What `BudgetEngine.open` was given."""
 
     url: str
-    policy: str | os.PathLike[str] | Mapping[str, Any] | Policy | None
+    policy: Rules | None
     ledger: str | None
     clock: Clock | None
     on_alert: OnAlert | None
@@ -121,13 +124,47 @@ class StoreOutbox:
         return Batch(entries_of(answer), answer.leased, answer.dropped)
 
 
-def engine_from_env(made: type[BudgetEngine]) -> BudgetEngine:
+def engine_from_env(
+    made: type[BudgetEngine], store: str | None, policy: Rules | None, ledger: str | None
+) -> BudgetEngine:
     """See `BudgetEngine.from_env`."""
-    policy = os.environ.get("LLM_BUDGET_POLICY")
-    if not policy:
+    rules = policy_from_env(policy)
+    url = _chosen(store, "LLM_BUDGET_STORE") or DEFAULT_STORE
+    trail = _chosen(ledger, "LLM_BUDGET_LEDGER") or None
+    with _blaming(store, "LLM_BUDGET_STORE"):
+        open_store(url, rules).close()
+    with _blaming(ledger, "LLM_BUDGET_LEDGER"):
+        if trail is not None:
+            from llm_budget_hooks.ledger import Ledger
+
+            Ledger.open(trail)
+    return made.open(url, rules, ledger=trail)
+
+
+def policy_from_env(policy: Rules | None = None) -> Policy:
+    """The rules that are given, else those that LLM_BUDGET_POLICY names.
+
+    Raises:
+        ConfigurationError: there are none, or they are wrong.
+    """
+    chosen = _chosen(policy, "LLM_BUDGET_POLICY")
+    if chosen in (None, ""):
         raise ConfigurationError("LLM_BUDGET_POLICY is not set; it is the path of a policy file, such as budgets.toml.")
-    ledger = os.environ.get("LLM_BUDGET_LEDGER") or None
-    return made.open(os.environ.get("LLM_BUDGET_STORE") or "sqlite:///llm-budget.db", policy, ledger=ledger)
+    with _blaming(policy, "LLM_BUDGET_POLICY"):
+        return Policy.load(chosen)
+
+
+def _chosen(given: Any, variable: str) -> Any:
+    return os.environ.get(variable) if given is None else given
+
+
+@contextmanager
+def _blaming(given: object, variable: str) -> Iterator[None]:
+    """Names the variable in errors, if what is wrong comes from there."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise error if given is not None else ConfigurationError(f"{variable}: {error}") from None
 
 
 def open_store(url: str, policy: Policy) -> Store:

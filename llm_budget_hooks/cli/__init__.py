@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,7 +61,20 @@ Ledger = Annotated[
 _FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
 Since = Annotated[datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="From this day or instant on.")]
 Until = Annotated[datetime | None, typer.Option(metavar="DATE", formats=_FORMATS, help="Before this day or instant.")]
-Tenant = Annotated[str | None, typer.Option(metavar="ID", help="Whose.")]
+
+
+def _named(value: str | None) -> str | None:
+    """An id that was given; an empty one, such as of a variable that is not set, is a mistake."""
+    if value is not None and not value.strip():
+        raise typer.BadParameter("it is empty; leave the option out, or name somebody")
+    return value
+
+
+def _id(text: str) -> Any:
+    return typer.Option(metavar="ID", callback=_named, help=text)
+
+
+Tenant = Annotated[str | None, _id("Whose.")]
 Everybody = Annotated[bool, typer.Option("--everybody", help="All tenants.")]
 By = Annotated[str | None, typer.Option(metavar="NAME", help="Who says so; left out: who is logged in.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept with the change.")]
@@ -91,7 +104,7 @@ def main(version: Version = False) -> None:
     - `llm-budget demo` shows what it does, without a key
     - `llm-budget check --preset zeno --print > budgets.toml` writes rules to start from
     - `llm-budget check budgets.toml` reads them back in sentences
-    - `llm-budget status --policy budgets.toml` shows the balances
+    - `llm-budget status --policy budgets.toml` shows the balances, once there were calls
     """
 
 
@@ -140,7 +153,7 @@ def status(
     store: Store = None,
     policy: Policy = None,
     preset: Preset = None,
-    tenant: Annotated[str | None, typer.Option(help="Show this tenant's budgets too.")] = None,
+    tenant: Annotated[str | None, _id("Show this tenant's budgets too.")] = None,
     user: Annotated[str | None, typer.Option(help="Show those of this user of the tenant too.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often --watch reads.")] = 1.0,
@@ -190,7 +203,7 @@ def whatif(
     ledger: Ledger = None,
     since: Since = None,
     until: Until = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's calls.")] = None,
+    tenant: Annotated[str | None, _id("Only this tenant's calls.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay the ledger under other rules: what would have been refused, when, for whom, and what it would have saved.
@@ -225,8 +238,9 @@ def kill(
     with mistakes_told():
         from llm_budget_hooks.cli import switches
 
-        with engine_of(store, policy, preset, ledger) as engine:
-            switches.kill(engine, tenant, everybody, reason, by, as_json)
+        switches.check_whose(tenant, everybody)
+        with engine_of(store, policy, preset, ledger, changing=True) as engine:
+            switches.kill(engine, tenant, reason, by, as_json)
 
 
 @app.command()
@@ -244,8 +258,9 @@ def revive(
     with mistakes_told():
         from llm_budget_hooks.cli import switches
 
-        with engine_of(store, policy, preset, ledger) as engine:
-            switches.revive(engine, tenant, everybody, by, as_json)
+        switches.check_whose(tenant, everybody)
+        with engine_of(store, policy, preset, ledger, changing=True) as engine:
+            switches.revive(engine, tenant, by, as_json)
 
 
 @app.command("set")
@@ -271,7 +286,7 @@ def set_limit(
     with mistakes_told():
         from llm_budget_hooks.cli import switches
 
-        with engine_of(store, policy, preset, ledger) as engine:
+        with engine_of(store, policy, preset, ledger, changing=True) as engine:
             switches.set_limit(engine, budget, limit, tenant, lasts, by, reason, as_json)
 
 
@@ -290,7 +305,7 @@ def unset(
     with mistakes_told():
         from llm_budget_hooks.cli import switches
 
-        with engine_of(store, policy, preset, ledger) as engine:
+        with engine_of(store, policy, preset, ledger, changing=True) as engine:
             switches.unset(engine, budget, tenant, by, as_json)
 
 
@@ -420,7 +435,7 @@ def reconcile(
     url: Annotated[str | None, typer.Option(metavar="URL", help="Their address, if it is another.")] = None,
     provider: Annotated[str | None, typer.Option(metavar="NAME", help="Of a file: whose models it has.")] = None,
     booking: Annotated[bool, typer.Option("--book", help="Book what is flagged, in today's windows.")] = False,
-    tenant: Annotated[str | None, typer.Option(metavar="ID", help="Of --book: correct its budgets too.")] = None,
+    tenant: Annotated[str | None, _id("Of --book: correct its budgets too.")] = None,
     store: Store = None,
     policy: Policy = None,
     as_json: AsJson = False,
@@ -435,15 +450,12 @@ def reconcile(
     with mistakes_told():
         from llm_budget_hooks.cli.opened import ledger_of
         from llm_budget_hooks.cli.reconcile import run
-        from llm_budget_hooks.errors import ConfigurationError
         from llm_budget_hooks.models import Policy
         from llm_budget_hooks.reconcile import book, open_books
 
         provided, kept = open_books(books, url=url, provider=provider), ledger_of(ledger)
         if booking:
-            with engine_of(store, policy, None, ledger) as engine:
-                if not engine.shared:
-                    raise ConfigurationError("--book needs the store that calls use; this one ends with the command.")
+            with engine_of(store, policy, None, ledger, changing=True) as engine:
                 engine.flush()  # an earlier correction may be booked and not written yet
                 by = "llm-budget reconcile"
                 run(

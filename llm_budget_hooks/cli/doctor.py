@@ -7,20 +7,21 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 import llm_budget_hooks
-from llm_budget_hooks.cli.findings import in_policy, in_store
-from llm_budget_hooks.cli.opened import FINDING, print_json
-from llm_budget_hooks.cli.servers import Server
+from llm_budget_hooks.cli.findings import in_policy, in_store, is_redis
+from llm_budget_hooks.cli.opened import FINDING, missing_ledger, print_json
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetError
 from llm_budget_hooks.models import Call, Policy, instant
+from llm_budget_hooks.stores.sqlite import path_of
 
 Verdict = Literal["ok", "warning", "failed", "left out"]
 _PACKAGES = ("litellm", "langchain-core", "langgraph", "pydantic", "redis")
@@ -73,9 +74,9 @@ def _looks(url: str, policy: Policy, ledger: str | None, hooks: bool) -> Iterato
     yield from (Result("store", "warning" if url == "memory://" else "failed", one.text) for one in about_store)
     answers = url == "memory://" or not any("maxmemory" not in one.text for one in about_store)
     if answers:
-        yield _tried("balances", lambda: _round_trips(url, policy))
-        if urlsplit(url).scheme in ("redis", "rediss"):
-            yield from _server(url)
+        yield from _balances(url, policy)
+        if is_redis(url):
+            yield from _server(url, policy)
     yield _ledger(ledger)
     if hooks:
         from llm_budget_hooks.cli.hooks import langchain_stops, litellm_stops
@@ -104,13 +105,18 @@ def _versions() -> str:
 
 
 def _ledger(url: str | None) -> Result:
-    """Begin to write and read; the tables are made where there are none, as an engine would."""
+    """Begin to write and read; in a PostgreSQL without tables they are made, as an engine would."""
     if url is None:
         text = "none is named by --ledger or LLM_BUDGET_LEDGER: runs, refusals and events are kept nowhere"
         return Result("ledger", "left out", text)
     from llm_budget_hooks.ledger import Ledger, LedgerUnavailable
 
     ledger = Ledger.open(url)
+    missing = missing_ledger(url)
+    if missing is not None and not missing.parent.is_dir():
+        return Result("ledger", "failed", f"{missing.parent} is no folder; make it, or name another path")
+    if missing is not None:
+        return Result("ledger", "left out", f"there is none at {missing} yet; the first call makes it")
     try:
         ledger.write(())
         last = ledger.runs(limit=1).items
@@ -122,11 +128,22 @@ def _ledger(url: str | None) -> Result:
     return Result("ledger", "ok", f"can be written and read; {newest}")
 
 
+def _balances(url: str, policy: Policy) -> Iterator[Result]:
+    """Try the store; where its file is yet to be made, one beside it that is taken away again."""
+    if not url.startswith("sqlite:") or (path := path_of(url)).exists():
+        yield _tried("balances", lambda: _round_trips(url, policy))
+        return
+    yield Result("store", "left out", f"there is none at {path.absolute()} yet; the first call makes it")
+    with TemporaryDirectory(dir=path.absolute().parent, prefix=".llm-budget-") as folder:
+        yield _tried("balances", lambda: _round_trips(f"sqlite:///{quote(folder)}/tried.db", policy))
+
+
 def _round_trips(url: str, policy: Policy) -> Result:
     """Reserve and release in a namespace of its own, and see that a second hold is refused meanwhile."""
     rules = {
         "namespace": f"doctor-{uuid.uuid4().hex[:12]}",
         "store_timeout": policy.store_timeout,
+        "allow_eviction": True,
         "budgets": [{"scope": "global", "limit": "$1", "window": "fixed:60s"}],
     }
     call = Call(model="any", amount=1)
@@ -142,10 +159,13 @@ def _round_trips(url: str, policy: Policy) -> Result:
     return Result("balances", "ok", f"held, refused above the limit, released; {each_ms:.2f} ms for each")
 
 
-def _server(url: str) -> Iterator[Result]:
-    with Server(url) as server:
-        skew, version = server.skew_s(), server.version
+def _server(url: str, policy: Policy) -> Iterator[Result]:
+    from llm_budget_hooks.cli.servers import Server
+
+    with Server(url, policy) as server:
+        skew, name, version = server.skew_s(), server.name, server.version
     known = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    yield Result("server", "ok" if known >= _OLDEST else "failed", f"Redis {version}; 6.2 or newer is needed")
+    verdict: Verdict = "left out" if not known else "ok" if known >= _OLDEST else "failed"
+    yield Result("server", verdict, f"{name}; 6.2 or newer is needed")
     text = f"the store's clock is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
     yield Result("clock", "ok" if abs(skew) <= _SKEW_S else "warning", f"{text}; the store's decides")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
-from llm_budget_hooks.cli.servers import Server
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown, StoreUnavailable
 from llm_budget_hooks.models import Budget, Call, Policy
+from llm_budget_hooks.stores.sqlite import SqliteStore, path_of
 
 _EXAMPLE = "gpt-4o-mini"
 
@@ -93,16 +92,24 @@ def in_store(url: str, policy: Policy) -> list[Finding]:
     Raises:
         ConfigurationError: the URL names no store.
     """
-    strict = policy.model_copy(update={"on_store_error": "deny", "webhook": None})
+    if url.startswith("sqlite:") and not path_of(url).exists():
+        SqliteStore.from_url(url, policy)  # looks at the folder; the file is for the first call to make
+        return []
+    strict = policy.model_copy(update={"on_store_error": "deny", "allow_eviction": True, "webhook": None})
     with BudgetEngine.open(url, strict) as engine:
         refusal = engine.check(Call(model="any", tenant="any", user="any", amount=0)).refusal
     if isinstance(refusal, StoreUnavailable):
         return [Finding("store", str(refusal))]
     if url == "memory://":
         return [Finding("store", _private())]
-    if urlsplit(url).scheme in ("redis", "rediss") and not policy.allow_eviction:
-        return _evicting(Server(url))
+    if is_redis(url) and not policy.allow_eviction:
+        return _evicting(url, strict)
     return []
+
+
+def is_redis(url: str) -> bool:
+    """Whether a store is a Redis: one server, a cluster or behind sentinels."""
+    return url.startswith("redis")
 
 
 def _private() -> str:
@@ -111,8 +118,10 @@ def _private() -> str:
     return f"memory:// is private to each process: {many}, each has balances of its own, and limits hold for each alone"
 
 
-def _evicting(server: Server) -> list[Finding]:
-    with server:
+def _evicting(url: str, policy: Policy) -> list[Finding]:
+    from llm_budget_hooks.cli.servers import Server
+
+    with Server(url, policy) as server:
         kept = server.eviction
     if kept in ("noeviction", None):
         return []

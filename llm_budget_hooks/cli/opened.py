@@ -12,13 +12,16 @@ from typing import Any
 
 import typer
 
+from llm_budget_hooks.config import DEFAULT_STORE, policy_from_env
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetError, ConfigurationError, PriceUnknown, StoreUnavailable
 from llm_budget_hooks.models import Policy
+from llm_budget_hooks.stores.sqlite import path_of
 
 FINDING = 1
 WRONG_USE = 2
 _NO_LEDGER = "Which ledger? Name it with --ledger, or set LLM_BUDGET_LEDGER."
+_MISSING = "There is no ledger at {}: no call was written to it yet, or it is elsewhere."
 _log = logging.getLogger("llm_budget_hooks")
 
 
@@ -33,23 +36,48 @@ def mistakes_told() -> Iterator[None]:
         raise typer.Exit(WRONG_USE if wrong_use else FINDING) from None
 
 
-def engine_of(store: str | None, policy: Path | None, preset: str | None, ledger: str | None = None) -> BudgetEngine:
+def engine_of(
+    store: str | None, policy: Path | None, preset: str | None, ledger: str | None = None, *, changing: bool = False
+) -> BudgetEngine:
     """The engine that the options name; what they leave out comes from the environment.
 
+    A file that is not there is not made: a mistyped path would show balances that nobody spends from, or stop nobody.
+
+    Args:
+        store, policy, preset, ledger: the options.
+        changing: whether something is to be changed, which takes a store that calls use.
+
     Raises:
-        ConfigurationError: there is no policy, or something in it or in the URLs is wrong.
+        ConfigurationError: there is no policy or no store, or something in the policy or the URLs is wrong.
     """
-    given = (store, policy, preset, ledger) != (None,) * 4
-    if not given and os.environ.get("LLM_BUDGET_POLICY"):
-        return BudgetEngine.from_env()
-    trail = ledger_url(ledger)
     rules = policy_of(policy, preset).model_copy(update={"webhook": None})  # its secret is the service's
-    return BudgetEngine.open(store_of(store), rules, ledger=trail)
+    url, trail = store_of(store), ledger_url(ledger)
+    if changing and url == "memory://":
+        raise ConfigurationError("memory:// ends with this command: name the store that calls use with --store.")
+    check_store(url)
+    if trail is not None and (missing := missing_ledger(trail)):
+        if not changing:
+            raise ConfigurationError(_MISSING.format(missing))
+        typer.echo(f"There was no ledger at {missing}; it is made now.", err=True)
+    return BudgetEngine.from_env(store=store, policy=rules, ledger=ledger)
 
 
 def store_of(url: str | None) -> str:
     """The URL that an option names, or the environment, or else a file in this folder."""
-    return url or os.environ.get("LLM_BUDGET_STORE") or "sqlite:///llm-budget.db"
+    return url or os.environ.get("LLM_BUDGET_STORE") or DEFAULT_STORE
+
+
+def check_store(url: str) -> None:
+    """See that the file of an SQLite store is there.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if url.startswith("sqlite:") and not (path := path_of(url)).exists():
+        raise ConfigurationError(
+            f"There is no store at {path.absolute()}: no call was made with it yet. "
+            "If there were calls, name their store with --store, or set LLM_BUDGET_STORE."
+        )
 
 
 def ledger_url(url: str | None) -> str | None:
@@ -67,13 +95,12 @@ def policy_of(path: Path | None, preset: str | None) -> Policy:
         raise ConfigurationError("Name a policy file or a preset, not both.")
     if preset is not None:
         return Policy.preset(preset)
-    found = path or os.environ.get("LLM_BUDGET_POLICY")
-    if not found:
+    if path is None and not os.environ.get("LLM_BUDGET_POLICY"):
         raise ConfigurationError(
             "Which policy? Name a file, a --preset, or set LLM_BUDGET_POLICY. "
             "A file to start from: llm-budget check --preset zeno --print > budgets.toml"
         )
-    return Policy.load(found)
+    return policy_from_env(path)
 
 
 def ledger_of(url: str | None) -> Any:
@@ -82,18 +109,28 @@ def ledger_of(url: str | None) -> Any:
     Raises:
         ConfigurationError: there is none, or the URL names none.
     """
-    from sqlalchemy import make_url
-
     from llm_budget_hooks.ledger import Ledger
 
     found = ledger_url(url)
     if not found:
         raise ConfigurationError(_NO_LEDGER)
     ledger = Ledger.open(found)
-    named = make_url(found)
-    if named.get_backend_name() == "sqlite" and not Path(named.database or "").is_file():
-        raise ConfigurationError(f"There is no ledger at {named.database}.")
+    if missing := missing_ledger(found):
+        raise ConfigurationError(_MISSING.format(missing))
     return ledger
+
+
+def missing_ledger(url: str) -> Path | None:
+    """The file of a ledger on SQLite, if it is not there."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        named = make_url(url)
+    except ArgumentError:
+        return None  # whoever opens it says so
+    path = Path(named.database or "").absolute()
+    return path if named.get_backend_name() == "sqlite" and not path.exists() else None
 
 
 @contextmanager
@@ -103,7 +140,7 @@ def trail_of(store: str | None, policy: Path | None, preset: str | None, ledger:
     Raises:
         ConfigurationError: there is no ledger, or something in the policy or the URLs is wrong.
     """
-    if policy is None and preset is None and not os.environ.get("LLM_BUDGET_POLICY"):
+    if _ledger_alone(store, policy, preset):
         with closing(ledger_of(ledger)) as kept:
             yield kept
         return
@@ -115,6 +152,18 @@ def trail_of(store: str | None, policy: Path | None, preset: str | None, ledger:
         except StoreUnavailable as error:
             _log.warning("What is not in the ledger yet is not shown: %s", error)
         yield engine.ledger
+
+
+def _ledger_alone(store: str | None, policy: Path | None, preset: str | None) -> bool:
+    """Whether there is nothing that a store could add: no policy is named, or nobody has used the store yet."""
+    if policy is None and preset is None and not os.environ.get("LLM_BUDGET_POLICY"):
+        return True
+    try:
+        check_store(store_of(store))
+    except ConfigurationError as error:
+        _log.warning("What is not in the ledger yet is not shown. %s", error)
+        return True
+    return False
 
 
 def print_json(values: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+import socket
+from contextlib import suppress
 
 from llm_budget_hooks.cli.opened import print_json, say
 from llm_budget_hooks.engine import BudgetEngine
@@ -20,34 +21,37 @@ def run(engine: BudgetEngine, host: str, port: int, as_json: bool) -> None:
         as_json: print where it is as JSON.
 
     Raises:
-        ConfigurationError: the host is no loopback and there is no token, or a package is missing.
+        ConfigurationError: the host is no loopback and there is no token, it cannot be listened on, or a package is
+            missing.
     """
+    try:
+        import uvicorn
+
+        from llm_budget_hooks.dashboard import dashboard_app, is_loopback
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"The dashboard needs {error.name}: pip install 'llm_budget_hooks[fastapi]'") from None
     token = os.environ.get("LLM_BUDGET_TOKEN") or None
     if token is None and not is_loopback(host):
         raise ConfigurationError(
             f"{host} is reached from elsewhere: set LLM_BUDGET_TOKEN to a secret of 16 letters or more that visitors "
             "have to know, or serve on 127.0.0.1."
         )
+    config = uvicorn.Config(dashboard_app(engine, token), log_level="warning", server_header=False, proxy_headers=False)
+    with _listening(host, port) as bound:
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        if as_json:
+            print_json({"url": url, "token": token is not None})
+        else:
+            say(f"The dashboard is at {url} until Ctrl-C.")
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[bound])
+
+
+def _listening(host: str, port: int) -> socket.socket:
     try:
-        import uvicorn
-
-        from llm_budget_hooks.dashboard import dashboard_app
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"The dashboard needs {error.name}: pip install 'llm_budget_hooks[fastapi]'") from None
-    app = dashboard_app(engine, token)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    if as_json:
-        print_json({"url": url, "token": token is not None})
-    else:
-        say(f"The dashboard is at {url} until Ctrl-C.")
-    uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False, proxy_headers=False)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{host}:{port} cannot be listened on ({error.strerror}): choose another --port or --host."
+        ) from None

@@ -1,53 +1,61 @@
-"""What a Redis server says about itself, beside the store's own commands."""
+"""What the Redis server that has the balances says about itself, be it alone, in a cluster or behind sentinels."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
-_TIMEOUT_S = 5.0
+from llm_budget_hooks.models import Policy
+from llm_budget_hooks.stores.redis import RedisStore
 
 
 class Server:
-    """A Redis server, as a context manager that closes the connection.
+    """A Redis server, as a context manager that closes the connection. Methods raise `StoreUnavailable`.
 
     Args:
-        url: of the server.
+        url: of the store.
+        policy: for the namespace, whose node it is in a cluster, and the time that an answer may take.
     """
 
-    def __init__(self, url: str) -> None:
-        import redis
-
-        self._client: Any = redis.Redis.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, decode_responses=True
-        )
-        self._facts: dict[str, Any] | None = None
+    def __init__(self, url: str, policy: Policy) -> None:
+        self._store = RedisStore.from_url(url, policy)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._client.close()
+        self._store.close()
+
+    @property
+    def name(self) -> str:
+        """What it is, and its version."""
+        kind = self._facts.get("server_name", "redis")
+        return f"{kind.capitalize()} {self._facts.get(f'{kind}_version', self.version)}"
 
     @property
     def version(self) -> str:
-        """Its version, as INFO has it."""
-        return str(self._read().get("redis_version", "unknown"))
+        """The version of Redis that it speaks as, as INFO has it."""
+        return self._facts.get("redis_version", "unknown")
 
     @property
     def eviction(self) -> str | None:
         """Its maxmemory-policy; None where it does not say."""
-        return self._read().get("maxmemory_policy")
+        return self._facts.get("maxmemory_policy")
 
     def skew_s(self) -> float:
         """How far its clock is ahead of this machine's, in seconds, half a round trip taken off."""
+        self._store.ask("PING")  # what comes first may have to find the server
         before = time.time()
-        seconds, micros = self._client.time()
+        told: Any = self._store.ask("TIME")
         after = time.time()
+        seconds, micros = map(int, told)
         return float(seconds + micros / 1_000_000 - (before + after) / 2)
 
-    def _read(self) -> dict[str, Any]:
-        if self._facts is None:
-            self._facts = dict(self._client.info())
-        return self._facts
+    @cached_property
+    def _facts(self) -> Mapping[str, str]:
+        told: Any = self._store.ask("INFO")
+        lines = (told or b"").decode("utf-8", "replace").splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))

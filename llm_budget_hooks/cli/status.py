@@ -135,7 +135,8 @@ def _stopped(one: KillSwitch) -> str:
 
 def _overridden(one: SetLimit) -> str:
     whose = "everybody" if one.tenant is None else f"tenant {one.tenant}"
-    limit = "no limit" if one.limit is None else f"${one.limit}" if isinstance(one.limit, str) else f"{one.limit:,}"
+    limit = f"${one.limit}" if isinstance(one.limit, str) else "no limit" if one.limit is None else f"{one.limit:,}"
+    limit = "off" if one.limit is not None and not Decimal(one.limit) else limit
     until = "" if one.expires_at is None else f", until {one.expires_at:%m-%d %H:%M}"
     why = f": {one.reason}" if one.reason else ""
     return printable(f"Set: {one.budget} is {limit} for {whose}{until}, by {one.by or 'somebody'}{why}.")

@@ -15,16 +15,24 @@ from llm_budget_hooks.models import instant
 from llm_budget_hooks.models.policy import Duration
 
 
-def kill(engine: BudgetEngine, tenant: str | None, everybody: bool, reason: str, by: str | None, as_json: bool) -> None:
+def check_whose(tenant: str | None, everybody: bool) -> None:
+    """See that a switch is for one tenant or, in so many words, for everybody.
+
+    Raises:
+        ConfigurationError: it is for neither, or both.
+    """
+    if (tenant is None) != everybody:
+        raise ConfigurationError("Whose? Name a --tenant, or say --everybody.")
+
+
+def kill(engine: BudgetEngine, tenant: str | None, reason: str, by: str | None, as_json: bool) -> None:
     """Engage the kill switch, of one tenant or for everybody."""
-    _check_whose(tenant, everybody)
     changed = engine.kill(tenant, reason=reason, by=_who(by))
     _told(changed, tenant, "Stopped: every call of {} is refused from now on.", "The switch of {} was on.", as_json)
 
 
-def revive(engine: BudgetEngine, tenant: str | None, everybody: bool, by: str | None, as_json: bool) -> None:
+def revive(engine: BudgetEngine, tenant: str | None, by: str | None, as_json: bool) -> None:
     """Take the kill switch back."""
-    _check_whose(tenant, everybody)
     changed = engine.revive(tenant, by=_who(by))
     _told(changed, tenant, "Calls of {} are let in again.", "The switch of {} was not on.", as_json)
 
@@ -74,11 +82,6 @@ def _told(changed: bool, tenant: str | None, done: str, already: str, as_json: b
         print_json({"tenant": tenant, "changed": changed})
     else:
         say((done if changed else already).format("everybody" if tenant is None else f"tenant {tenant}"))
-
-
-def _check_whose(tenant: str | None, everybody: bool) -> None:
-    if (tenant is None) != everybody:
-        raise ConfigurationError("Whose? Name a --tenant, or say --everybody.")
 
 
 def _who(by: str | None) -> str:

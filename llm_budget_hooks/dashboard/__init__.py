@@ -4,6 +4,6 @@
 it up to date, and asks no other host for anything.
 """
 
-from llm_budget_hooks.dashboard.app import dashboard_app
+from llm_budget_hooks.dashboard.app import dashboard_app, is_loopback
 
-__all__ = ["dashboard_app"]
+__all__ = ["dashboard_app", "is_loopback"]

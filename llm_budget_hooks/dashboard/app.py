@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -11,9 +12,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llm_budget_hooks.admin.limits import limit_of
 from llm_budget_hooks.dashboard import page
@@ -24,7 +27,6 @@ from llm_budget_hooks.errors import BudgetError, ConfigurationError
 COOKIE: Final = "llm_budget_session"
 _FILES: Final = Path(__file__).parent
 _LONGEST_FORM: Final = 10_000
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; img-src data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -56,11 +58,8 @@ class Dashboard:
         self._csrf = secrets.token_urlsafe(32)
 
     async def guarded(self, request: Request, then: Handler) -> Response:
-        """Let a request in, or not, and put the headers on whatever is answered."""
-        response = self._turned_away(request) or await then(request)
-        for name, value in _HEADERS.items():
-            response.headers.setdefault(name, value)
-        return response
+        """Let a request in, or not."""
+        return self._turned_away(request) or await then(request)
 
     async def show(self, request: Request) -> Response:
         """The page; ``?tenant=`` and ``?user=`` choose whose."""
@@ -120,7 +119,7 @@ class Dashboard:
         if request.method == "POST" and not _same_origin(request):
             return PlainTextResponse("Another site asked for this.", 403)
         if self._token is None:
-            return None if _host(request) in _LOOPBACK else PlainTextResponse("Only for this machine.", 403)
+            return None if is_loopback(_host(request)) else PlainTextResponse("Only for this machine.", 403)
         if request.url.path in ("/sign-in", "/style.css") or self._signed_in(request):
             return None
         return RedirectResponse("/sign-in", 303) if request.method == "GET" else PlainTextResponse("Sign in.", 401)
@@ -135,7 +134,7 @@ class Dashboard:
         return self._token is not None and secrets.compare_digest(token.encode(), self._token.encode())
 
 
-def dashboard_app(engine: BudgetEngine, token: str | None = None) -> Starlette:
+def dashboard_app(engine: BudgetEngine, token: str | None = None) -> ASGIApp:
     """The dashboard of an engine, as an app.
 
     Args:
@@ -156,7 +155,7 @@ def dashboard_app(engine: BudgetEngine, token: str | None = None) -> Starlette:
         return Route(path, answer, methods=[*methods])
 
     changes = {"/kill": board.kill, "/revive": board.revive, "/limit": board.limit}
-    return Starlette(
+    app = Starlette(
         routes=[
             route("/", board.show, "GET"),
             route("/sign-in", board.sign_in, "GET", "POST"),
@@ -165,6 +164,33 @@ def dashboard_app(engine: BudgetEngine, token: str | None = None) -> Starlette:
             *(route(path, partial(board.act, change), "POST") for path, change in changes.items()),
         ]
     )
+    return _with_headers(app)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _with_headers(app: ASGIApp) -> ASGIApp:
+    """An app whose answers all have the headers, those to wrong paths and those of faults too."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return answer
 
 
 async def _file(name: str, kind: str, _: Request) -> Response:
@@ -193,6 +219,6 @@ def _host(request: Request) -> str:
 
 def _same_origin(request: Request) -> bool:
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         return False
     return request.headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")

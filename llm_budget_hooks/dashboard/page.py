@@ -8,6 +8,7 @@ from decimal import Decimal
 from html import escape
 from typing import Final
 
+from llm_budget_hooks.admin.limits import OFF
 from llm_budget_hooks.admin.overview import Balance, Rule
 from llm_budget_hooks.admin.rows import plain
 from llm_budget_hooks.dashboard.seen import DIMENSIONS, Seen
@@ -18,6 +19,7 @@ from llm_budget_hooks.money import to_decimal
 
 SHORTEST_TOKEN: Final = 16
 UNREAD: Final = "<span class=unread>unread</span>"
+_WHOSE: Final = {"global": "everybody", "tenant": "the tenant", "user": "each user", "answer": "one answer"}
 _MOST_ROWS: Final = 8
 _FRACTION: Final = 4
 _PARTS: Final = (("k-spent", "spent", "spent"), ("k-held", "held", "reserved"), ("k-free", "free", "available"))
@@ -99,10 +101,12 @@ def _budgets(seen: Seen, hidden: str) -> str:
     rules = {rule.name: rule for rule in seen.board.rules}
     cards = "".join(_budget(line, rules.get(line.budget), hidden) for line in seen.board.budgets)
     read = {line.budget for line in seen.board.budgets}
-    others = [rule for rule in seen.board.rules if rule.name not in read and seen.board.tenant is not None]
+    wide = seen.board.tenant is None  # then those of single tenants are not for here
+    others = [r for r in seen.board.rules if r.name not in read and (not wide or r.scope == "global")]
     more = "".join(
-        f"<li><strong>{escape(rule.name)}</strong> <span class=muted>each {escape(rule.scope)}, limit "
-        f"{_amount(rule.meter, rule.limit)}</span>{_editor(rule, hidden)}</li>"
+        f"<li><strong>{escape(rule.name)}</strong> <span class=muted>{_WHOSE[rule.scope]}, "
+        f"{f'limit {_amount(rule.meter, rule.limit)}' if _is_on(rule) else 'switched off'}</span>"
+        f"{_editor(rule, hidden)}</li>"
         for rule in others
     )
     listed = f"<ul class=plain>{more}</ul>" if more else ""
@@ -130,9 +134,17 @@ def _editor(rule: Rule, hidden: str) -> str:
     return (
         f"<details><summary>Edit limit{own}</summary><form method=post action=/limit class=row>{hidden}"
         f"{_hidden(budget=rule.name)}<label>Limit in {escape(hint)} "
-        f"<input name=limit value='{_value(rule.limit)}' inputmode=decimal size=8></label><button>Set</button>"
+        f"<input name=limit value='{_written(rule)}' inputmode=decimal size=8></label><button>Set</button>"
         "<p class=muted>“off” switches it off; empty goes back to the policy.</p></form></details>"
     )
+
+
+def _written(rule: Rule) -> str:
+    return _value(rule.limit) if _is_on(rule) else OFF
+
+
+def _is_on(rule: Rule) -> bool:
+    return bool(Decimal(rule.limit or 0))
 
 
 def _bar(line: Balance) -> str:

@@ -91,15 +91,26 @@ class BudgetEngine(Administration):
         return config.open_engine(cls, config.Asked(url, policy, ledger, clock, on_alert, *more))
 
     @classmethod
-    def from_env(cls) -> BudgetEngine:
+    def from_env(
+        cls,
+        *,
+        store: str | None = None,
+        policy: str | os.PathLike[str] | Mapping[str, Any] | Policy | None = None,
+        ledger: str | None = None,
+    ) -> BudgetEngine:
         """An engine from LLM_BUDGET_STORE, LLM_BUDGET_POLICY and, if it is to have a ledger, LLM_BUDGET_LEDGER.
 
+        Args:
+            store: a URL that goes before LLM_BUDGET_STORE; without both it is ``sqlite:///llm-budget.db``.
+            policy: rules that go before LLM_BUDGET_POLICY, in each form that `open` takes.
+            ledger: a URL that goes before LLM_BUDGET_LEDGER; without both, or if it is empty, there is no ledger.
+
         Raises:
-            ConfigurationError: a variable is missing or wrong.
+            ConfigurationError: something is missing or wrong; the message names the variable that it comes from.
         """
         from llm_budget_hooks import config
 
-        return config.engine_from_env(cls)
+        return config.engine_from_env(cls, store, policy, ledger)
 
     @property
     def ledger(self) -> Any:

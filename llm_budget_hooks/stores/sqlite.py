@@ -30,6 +30,22 @@ _CHECKPOINT_PAGES = 4000
 _abandoned: list[sqlite3.Connection] = []
 
 
+def path_of(url: str) -> Path:
+    """The file that a URL names.
+
+    Raises:
+        ConfigurationError: it names none.
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.path)[1:]
+    if parts.netloc or not path or path == ":memory:" or parts.query:
+        raise ConfigurationError(
+            f"{url!r} names no file: write sqlite:///relative/path.db or sqlite:////absolute/path.db "
+            "(balances that live in this process alone are memory://)."
+        )
+    return Path(path)
+
+
 class SqliteStore:
     """A store in one file."""
 
@@ -55,14 +71,7 @@ class SqliteStore:
         Raises:
             ConfigurationError: there is no path, its folder does not exist, or the file is no SQLite database.
         """
-        parts = urlsplit(url)
-        path = unquote(parts.path)[1:]
-        if parts.netloc or not path or path == ":memory:" or parts.query:
-            raise ConfigurationError(
-                f"{url!r} names no file: write sqlite:///relative/path.db or sqlite:////absolute/path.db "
-                "(balances that live in this process alone are memory://)."
-            )
-        return cls(path, namespace=policy.namespace, timeout_s=policy.store_timeout.total_seconds())
+        return cls(path_of(url), namespace=policy.namespace, timeout_s=policy.store_timeout.total_seconds())
 
     def execute(self, command: Command) -> Answer:
         """See `Store.execute`."""

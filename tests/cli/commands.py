@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner
 
+from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.cli import app
+
+
+def used_store(folder: Path) -> str:
+    """The URL of a store that an application has asked something."""
+    url = f"sqlite:///{folder / 'b.db'}"
+    with BudgetEngine.open(url, {}) as engine:
+        engine.status()
+    return url
 
 
 @dataclass

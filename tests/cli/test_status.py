@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import llm_budget
+from commands import llm_budget, used_store
 
 from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.cli.status import shown
@@ -76,21 +76,23 @@ def test_kill_switches_and_set_limits_are_shown(shared_url: str, policy: Path) -
         engine.kill("other")
         engine.override("user-day", "$5", tenant="acme", by="ada", reason="a launch")
         engine.override("all", "$60")
+        engine.override("rate", 0, tenant="acme")
     shown = llm_budget("status", "--store", shared_url, "--policy", policy, "--tenant", " acme ")
     assert "Stopped: tenant acme, since " in shown.out
     assert " by ops. a\ufffd[2J loop" in shown.out
     assert "Set: user-day is $5 for tenant acme, by ada: a launch." in shown.out
     assert "Set: all is $60 for everybody, by somebody." in shown.out
+    assert "Set: rate is off for tenant acme, by somebody." in shown.out
     assert ("other" in shown.out, "\x1b" in shown.out, shown.code) == (False, False, 0)
     seen = llm_budget("status", "--store", shared_url, "--policy", policy, "--json").json
     assert {(one["tenant"], one["by"]) for one in seen["killed"]} == {("acme", "ops"), ("other", "")}
     assert {(one["budget"], one["tenant"], one["limit"]) for one in seen["overrides"]} == {
-        ("user-day", "acme", "5"), ("all", None, "60"),
+        ("user-day", "acme", "5"), ("all", None, "60"), ("rate", "acme", 0),
     }  # fmt: skip
 
 
 def test_without_a_tenant_it_shows_what_is_everybodys(policy: Path, tmp_path: Path) -> None:
-    environment = {"LLM_BUDGET_STORE": f"sqlite:///{tmp_path / 'b.db'}", "LLM_BUDGET_POLICY": str(policy)}
+    environment = {"LLM_BUDGET_STORE": used_store(tmp_path), "LLM_BUDGET_POLICY": str(policy)}
     done = llm_budget("status", "--json", **environment)
     assert [line["budget"] for line in done.json["budgets"]] == ["all"]
 
@@ -111,8 +113,33 @@ def test_a_store_in_memory_says_that_it_speaks_for_itself(policy: Path) -> None:
     assert "private to one process" in llm_budget("status", "--store", "memory://", "--policy", policy).out
 
 
+def test_a_file_that_is_not_there_is_told_and_not_made(policy: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for store in ((), ("--store", "sqlite:///typed wrong.db")):
+        done = llm_budget("status", "--policy", policy, *store)
+        assert (done.code, done.out) == (2, "")
+        assert f"There is no store at {tmp_path}/" in done.err
+    used = used_store(tmp_path)
+    done = llm_budget("status", "--policy", policy, "--store", used, LLM_BUDGET_LEDGER="sqlite:///nowhere.db")
+    assert (done.code, f"There is no ledger at {tmp_path / 'nowhere.db'}" in done.err) == (2, True)
+    assert {path.name for path in tmp_path.iterdir()} == {"budgets.toml", "b.db"}
+
+
+def test_a_variable_that_is_wrong_is_named(policy: Path, tmp_path: Path) -> None:
+    fine = {"LLM_BUDGET_STORE": used_store(tmp_path), "LLM_BUDGET_POLICY": str(policy), "LLM_BUDGET_LEDGER": ""}
+    assert llm_budget("status", **fine).code == 0
+    for name in fine:
+        done = llm_budget("status", **{**fine, name: "nope://x"})
+        assert (done.code, done.err.startswith(f"{name}: ")) == (2, True), done.err
+
+
+def test_the_secret_of_a_webhook_is_the_services_alone(policy: Path, tmp_path: Path) -> None:
+    policy.write_text(POLICY + '[webhook]\nurl = "https://example.com/"\n', encoding="utf-8")
+    assert llm_budget("status", LLM_BUDGET_STORE=used_store(tmp_path), LLM_BUDGET_POLICY=str(policy)).code == 0
+
+
 def test_it_reads_a_preset_too(tmp_path: Path) -> None:
-    done = llm_budget("status", "--store", f"sqlite:///{tmp_path / 'b.db'}", "--preset", "zeno", "--json")
+    done = llm_budget("status", "--store", used_store(tmp_path), "--preset", "zeno", "--json")
     assert [line["budget"] for line in done.json["budgets"]] == ["global-day"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Ran, llm_budget
+from commands import Ran, llm_budget, used_store
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
 
@@ -52,6 +52,7 @@ def ledger(tmp_path: Path) -> str:
 def app(shared_url: str, policy: Path, ledger: str) -> Iterator[BudgetEngine]:
     """An application's engine, which is told nothing but by its store."""
     with BudgetEngine.open(shared_url, policy, ledger=ledger) as engine:
+        engine.status()
         yield engine
 
 
@@ -141,7 +142,7 @@ def test_set_takes_counts_and_off(app: BudgetEngine, command: Command) -> None:
 def test_a_wrong_set_changes_nothing_and_is_exit_code_2(
     args: tuple[str, ...], said: str, policy: Path, tmp_path: Path
 ) -> None:
-    done = llm_budget("set", *args, "--store", f"sqlite:///{tmp_path / 'b.db'}", "--policy", policy)
+    done = llm_budget("set", *args, "--store", used_store(tmp_path), "--policy", policy)
     assert (done.code, done.out, said in done.err) == (2, "", True), done.err
 
 
@@ -177,8 +178,43 @@ def test_what_a_caller_named_itself_does_nothing_to_a_terminal(policy: Path, tmp
 
 
 def test_without_a_ledger_it_says_what_to_name(policy: Path, tmp_path: Path) -> None:
-    done = llm_budget("runs", "--store", f"sqlite:///{tmp_path / 'b.db'}", "--policy", policy)
+    done = llm_budget("runs", "--store", used_store(tmp_path), "--policy", policy)
     assert (done.code, "LLM_BUDGET_LEDGER" in done.err) == (2, True)
+
+
+CHANGES = [("kill", "--everybody"), ("revive", "--everybody"), ("set", "all", "$5"), ("unset", "all")]
+
+
+@pytest.mark.parametrize("args", CHANGES, ids=lambda args: args[0])
+def test_nothing_is_changed_in_a_store_that_no_call_uses(args: tuple[str, ...], policy: Path, tmp_path: Path) -> None:
+    for store, said in (
+        ("memory://", "ends with this command"),
+        (f"sqlite:///{tmp_path / 'x.db'}", "no call was made"),
+    ):
+        done = llm_budget(*args, "--store", store, "--policy", policy)
+        assert (done.code, done.out, said in done.err) == (2, "", True), done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["budgets.toml"]
+
+
+@pytest.mark.parametrize(
+    "args", [("kill", "--tenant", ""), ("set", "user-day", "$5", "--tenant", " "), ("runs", "--tenant", "")]
+)
+def test_an_empty_tenant_is_nobody(app: BudgetEngine, command: Command, args: tuple[str, ...]) -> None:
+    app.release(app.reserve(call(tenant=None)))
+    done = command(*args)
+    assert (done.code, done.out, "it is empty" in done.err) == (2, "", True)
+    assert (app.kills(), app.overrides()) == ([], [])
+
+
+def test_the_ledger_is_enough_where_the_store_is_not_there(policy: Path, tmp_path: Path) -> None:
+    ledger = f"sqlite:///{tmp_path / 'l.db'}"
+    with BudgetEngine.open(f"sqlite:///{tmp_path / 'b.db'}", policy, ledger=ledger) as engine:
+        engine.charge(call(), cost="0.1")
+    elsewhere = ("--policy", policy, "--store", f"sqlite:///{tmp_path / 'typed-wrong.db'}")
+    (row,) = llm_budget("runs", *elsewhere, "--ledger", ledger, "--json").json["items"]
+    assert (row["cost"], (tmp_path / "typed-wrong.db").exists()) == ("0.1", False)
+    done = llm_budget("runs", *elsewhere, "--ledger", f"sqlite:///{tmp_path / 'wrong.db'}")
+    assert (done.code, "There is no ledger" in done.err, (tmp_path / "wrong.db").exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize("args", [("kill", "--tenant", "a"), ("set", "all", "$5")])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
-import time
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -133,6 +135,18 @@ def test_a_limit_is_edited_and_taken_back(engine: BudgetEngine) -> None:
     assert caught.value.budget == "all"
 
 
+def test_a_budget_that_is_switched_off_is_listed_and_can_be_put_back(engine: BudgetEngine) -> None:
+    client = visiting(engine)
+    change = {"csrf": csrf_of(client), "budget": "all", "limit": "off"}
+    client.post("/limit", data=change)
+    shown = client.get("/").text
+    assert "all everybody, switched off" in text_of(shown)
+    assert "value='off'" in shown
+    assert "user-day" not in text_of(shown)
+    client.post("/limit", data={**change, "limit": ""})
+    assert "all global · day · limit $50.00" in text_of(client.get("/").text)
+
+
 def test_what_could_not_be_read_is_unread_and_never_nothing(tmp_path: Path) -> None:
     with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY, ledger=f"sqlite:///{tmp_path}") as away:
         seen = text_of(visiting(away).get("/?tenant=acme&user=u1").text)
@@ -177,8 +191,11 @@ def test_texts_from_outside_are_texts(local: BudgetEngine) -> None:
 
 def test_every_answer_has_its_headers(local: BudgetEngine) -> None:
     client = visiting(local)
-    for path in ("/", "/style.css", "/live.js"):
-        headers = client.get(path).headers
+    answers = [client.get(path) for path in ("/", "/style.css", "/live.js", "/nowhere", "/kill")]
+    broken: Any = None
+    answers.append(TestClient(dashboard_app(broken), base_url=HERE, raise_server_exceptions=False).get("/"))
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 404, 405, 500]
+    for headers in (answer.headers for answer in answers):
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
         assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
@@ -192,6 +209,7 @@ def test_every_answer_has_its_headers(local: BudgetEngine) -> None:
         ({"csrf": "made-up"}, {}),
         ({"csrf": None}, {"origin": "http://evil.example"}),
         ({"csrf": None}, {"origin": "null"}),
+        ({"csrf": None}, {"origin": "http://["}),
         ({"csrf": None}, {"sec-fetch-site": "cross-site"}),
         ({"csrf": None, "reason": "x" * 20_000}, {}),
     ],
@@ -204,7 +222,7 @@ def test_another_site_changes_nothing(local: BudgetEngine, form: dict[str, Any],
 
 
 def test_without_a_token_only_the_names_of_loopback_are_answered(local: BudgetEngine) -> None:
-    for base in ("http://localhost:8383", "http://[::1]:8383", HERE):
+    for base in ("http://localhost:8383", "http://[::1]:8383", "http://127.0.0.2:8383", HERE):
         assert visiting(local, base=base).get("/").status_code == 200
     for base in ("http://evil.example:8383", "http://127.0.0.1.evil.example"):
         assert visiting(local, base=base).get("/").status_code == 403
@@ -233,39 +251,47 @@ def test_a_short_token_is_no_token(local: BudgetEngine) -> None:
 
 
 def serve(folder: Path, *args: str, **environment: str) -> subprocess.Popen[str]:
-    (folder / "budgets.toml").write_text('[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "day"\n')
+    policy, store = folder / "budgets.toml", f"sqlite:///{folder / 'b.db'}"
+    policy.write_text('[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "day"\n')
+    with BudgetEngine.open(store, policy) as engine:
+        engine.status()
     command = [sys.executable, "-c", "from llm_budget_hooks.cli import app; app()", "serve", "--json", *args]
-    where = ["--store", f"sqlite:///{folder / 'b.db'}", "--policy", str(folder / "budgets.toml")]
-    env = {**os.environ, **environment}
-    return subprocess.Popen([*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    run = [*command, "--store", store, "--policy", str(policy)]
+    return subprocess.Popen(
+        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
 
 
-def test_the_command_serves_the_page_on_loopback(tmp_path: Path) -> None:
-    import socket
-    import urllib.request
-
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = serve(tmp_path, "--port", str(port))
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_the_command_serves_the_page_on_loopback_until_it_is_interrupted(tmp_path: Path, host: str) -> None:
+    port = free_port()
+    running = serve(tmp_path, "--port", str(port), "--host", host)
     try:
         assert running.stdout is not None
         told = json.loads(running.stdout.readline())
-        assert told == {"url": f"http://127.0.0.1:{port}/", "token": False}
-        for _ in range(200):
-            try:
-                with urllib.request.urlopen(told["url"]) as answer:  # noqa: S310 - the command's own
-                    assert "all" in text_of(answer.read().decode())
-                    assert "server" not in answer.headers
-                    break
-            except OSError:
-                assert running.poll() is None
-                time.sleep(0.1)
-        else:
-            pytest.fail("it does not answer")
+        assert told == {"url": f"http://{host}:{port}/", "token": False}
+        with urllib.request.urlopen(told["url"], timeout=30) as answer:  # noqa: S310 - the command's own
+            assert "all" in text_of(answer.read().decode())
+            assert "server" not in answer.headers
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=60)
+        assert running.returncode == 0
     finally:
-        running.terminate()
+        running.kill()
         running.communicate()
+
+
+def test_a_place_that_is_taken_is_told_before_anything_else(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        running = serve(tmp_path, "--port", str(taken.getsockname()[1]))
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, "choose another --port" in err) == (2, "", True), err
 
 
 def test_elsewhere_than_on_loopback_it_does_not_start_without_a_token(tmp_path: Path) -> None:

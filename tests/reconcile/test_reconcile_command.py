@@ -32,6 +32,14 @@ def kept(tmp_path: Path) -> str:
     return url
 
 
+def used_store(folder: Path) -> str:
+    """The URL of a store that an application has asked something."""
+    url = f"sqlite:///{folder / 'store.db'}"
+    with BudgetEngine.open(url, {}) as engine:
+        engine.status()
+    return url
+
+
 @pytest.fixture
 def bill(tmp_path: Path) -> Any:
     def write(cost: str) -> Path:
@@ -75,7 +83,7 @@ def test_json_has_every_digit(kept: str, bill: Any) -> None:
 def test_what_is_flagged_can_be_booked_once(kept: str, bill: Any, tmp_path: Path) -> None:
     rules = '[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "month"\n'
     (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
-    store = f"sqlite:///{tmp_path / 'store.db'}"
+    store = used_store(tmp_path)
     booked = ("--book", "--store", store, "--policy", tmp_path / "budgets.toml", "--ledger", kept)
     first = llm_budget("reconcile", bill("0.50"), *booked, *SPAN)
     assert first.exit_code == 1
@@ -91,7 +99,7 @@ def test_what_is_flagged_can_be_booked_once(kept: str, bill: Any, tmp_path: Path
 def test_what_a_process_has_booked_and_not_written_is_not_booked_again(kept: str, bill: Any, tmp_path: Path) -> None:
     rules = '[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "month"\n'
     (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
-    store = f"sqlite:///{tmp_path / 'store.db'}"
+    store = used_store(tmp_path)
     dies = f"""
 import os
 from llm_budget_hooks import BudgetEngine
@@ -161,5 +169,5 @@ def test_nothing_is_booked_in_a_store_that_ends_with_the_command(kept: str, bill
     private = ("--book", "--store", "memory://", "--policy", tmp_path / "budgets.toml", "--ledger", kept)
     done = llm_budget("reconcile", bill("0.50"), *private, *SPAN)
     assert done.exit_code == 2
-    assert "ends with the command" in done.stderr
+    assert "ends with this command" in done.stderr
     assert llm_budget("reconcile", bill("0.50"), "--ledger", kept, *SPAN).exit_code == 1

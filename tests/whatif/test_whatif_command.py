@@ -108,7 +108,10 @@ def test_the_runs_are_shown_without_a_policy(kept: str, monkeypatch: Any) -> Non
     [
         (("whatif", "--preset", "zeno"), "Which ledger?"),
         (("whatif", "--ledger", "sqlite:///no/such.db"), "Which policy?"),
-        (("whatif", "--preset", "zeno", "--ledger", "sqlite:///no/such.db"), "There is no ledger at no/such.db"),
+        (
+            ("whatif", "--preset", "zeno", "--ledger", "sqlite:///no/such.db"),
+            "/no/such.db: no call was written to it yet",
+        ),
         (("whatif", "--preset", "zeno", "--ledger", "mysql://x/y"), "is not supported"),
     ],
 )

@@ -108,6 +108,23 @@ class RedisStore:
             raise self._described(error, began) from error
         return self._answer(command, reply)
 
+    def ask(self, *command: str) -> Any:
+        """What the server that has these balances says about itself, to a command such as INFO or TIME.
+
+        Returns:
+            the reply; None if this login may not ask that.
+
+        Raises:
+            StoreUnavailable: it does not answer.
+        """
+        began = self._began()
+        try:
+            connections = self._blocking()
+            connections.evaluate(RECORDS, self._root, (*encode(Epoch()), ""))  # in a cluster this finds the server
+            return connections.ask(*command)
+        except (exceptions.RedisError, StoreUnavailable) as error:
+            raise self._described(error, began) from error
+
     def ask_again(self) -> None:
         """See `Store.ask_again`."""
         self._breaker.close()

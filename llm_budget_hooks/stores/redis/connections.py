@@ -99,6 +99,21 @@ class SyncConnections:
         finally:
             self._room.release()
 
+    def ask(self, *command: str) -> object:
+        """Send a command that is no script to the server that the last script ran on; None if it may not be sent.
+
+        Raises:
+            RedisError: whatever else redis-py raises.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        connection = self._connection(deadline)
+        try:
+            return self._ask(connection, deadline, *command)
+        except exceptions.NoPermissionError:
+            return None
+        finally:
+            connection.disconnect()
+
     def _with_connection(
         self, deadline: float, script: Script, root: str, arguments: Arguments, hops: int = _MAX_HOPS
     ) -> object:
