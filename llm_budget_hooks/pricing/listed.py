@@ -37,6 +37,12 @@ _KEY: Final = re.compile(
     r"(?:_above_([0-9]+)(k?)_tokens)?(?:_(flex|priority|batches|balanced|ultrafast))?"
 )
 _IMAGE_MODES: Final = ("image_generation", "image_edit")
+_MADE_OF: Final = {
+    "image_generation": "output_cost_per_image_token",
+    "image_edit": "output_cost_per_image_token",
+    "audio_speech": "output_cost_per_audio_token",
+}
+"""What the output of these is made of, whether a usage says so or not."""
 _LENGTH_MODES: Final = ("audio_transcription", "audio_speech", "video_generation")
 _TOKEN_KEYS: Final = ("input_cost_per_token", "input_cost_per_audio_token")
 _MADE: Final = ("output_cost_per_second", "output_cost_per_video_per_second")
@@ -46,6 +52,10 @@ _SECOND_CACHED: Final = "input_cost_per_token_cache_hit"
 
 _CACHED_SHARES: Final[Mapping[str, Decimal]] = {"fireworks_ai": Decimal("0.5")}
 """Providers whose terms price all cached input as a share of input, where the list has no rate."""
+
+_HALF_IN_BATCHES: Final = ("fireworks_ai", "groq")
+"""Providers whose terms halve input and output of every model in batches, where the list has no such rate (Fireworks,
+"Serverless pricing"; Groq, "Batch API"). Where others list no batch price, a model is none of those they batch."""
 
 _SEARCHES: Final[Mapping[str, Decimal]] = {
     "anthropic": Decimal("0.01"),
@@ -113,6 +123,9 @@ def _written(entry: Entry) -> dict[tuple[Kind, int, str], int]:
         if over and entry.get("litellm_provider") in _INCLUSIVE:
             over -= 1
         written.setdefault((kind, over, tier), rate_of(dollars))
+    if entry.get("litellm_provider") in _HALF_IN_BATCHES:
+        for kind, over, _ in [place for place in written if place[0] in ("input", "output") and not place[2]]:
+            written.setdefault((kind, over, "batches"), -(-written[kind, over, ""] // 2))
     if ("cached", 0, "") not in written and (hit := _dollars(entry.get(_SECOND_CACHED))):
         written["cached", 0, ""] = rate_of(hit)
     return written
@@ -138,9 +151,9 @@ def _ranges(entry: Entry) -> Iterator[tuple[tuple[Kind, int, str], int]]:
 
 def _complete(written: dict[tuple[Kind, int, str], int], entry: Entry, per_unit: bool) -> bool:
     """Fill in the plain rates that the list leaves out; False if there is no price to start from."""
-    image_rate = _dollars(entry.get("output_cost_per_image_token")) if entry.get("mode") in _IMAGE_MODES else None
+    made_rate = _dollars(entry.get(_MADE_OF.get(str(entry.get("mode")), "")))
     plain_in = written.get(("input", 0, "")) or written.get(("audio_in", 0, "")) or 0
-    plain_out = max(written.get(("output", 0, "")) or 0, rate_of(image_rate or 0))
+    plain_out = max(written.get(("output", 0, "")) or 0, rate_of(made_rate or 0))
     if not plain_in and not per_unit:
         return False
     if not plain_out and (("output", 0, "") not in written or entry.get("mode") in _TEXT_MODES):

@@ -1,4 +1,4 @@
-"""What LiteLLM's own calculators say: reads questions as JSON from stdin and writes costs in dollars to stdout.
+"""What `litellm.completion_cost` says: reads questions as JSON from stdin and writes costs in dollars to stdout.
 
 A process of its own, so that the suite imports litellm without its network and its messages.
 """
@@ -26,42 +26,36 @@ def main() -> None:
 
 
 def _cost(name: str, provider: str | None, counts: dict[str, Any]) -> float | None:
-    from litellm.cost_calculator import batch_cost_calculator, cost_per_token
+    from litellm import completion_cost
 
-    if any(counts.get(key) for key in ("input_ms", "output_ms", "input_characters", "searches")):
-        return _unit_cost(name, provider, counts)
-    tier = counts.get("service_tier")
+    answer, more = _answer(name, counts)
     try:
-        if tier == "batch":
-            return sum(batch_cost_calculator(_usage(counts), name, custom_llm_provider=provider))
-        return sum(
-            cost_per_token(model=name, custom_llm_provider=provider, usage_object=_usage(counts), service_tier=tier)
-        )
+        return completion_cost(answer, model=name, custom_llm_provider=provider, **more)
     except Exception:  # noqa: BLE001 - any failure of theirs is the answer "none"
         return None
 
 
-def _unit_cost(name: str, provider: str | None, counts: dict[str, Any]) -> float | None:
-    """What is charged by its length or by the search."""
-    import litellm
-    from litellm.cost_calculator import default_video_cost_calculator
+def _answer(name: str, counts: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """An answer as LiteLLM has it when it asks what it cost, and what else it says then."""
     from litellm.types.utils import ModelResponse, PromptTokensDetailsWrapper, ServerToolUse, TranscriptionResponse
+    from litellm.types.videos.main import VideoObject
 
-    try:
-        if counts.get("input_ms"):
-            heard = TranscriptionResponse(text="x")
-            heard.duration = counts["input_ms"] / 1000  # type: ignore[attr-defined]  # as LiteLLM sets it
-            return litellm.completion_cost(completion_response=heard, model=name, call_type="transcription")
-        if counts.get("input_characters"):
-            return litellm.completion_cost(model=name, prompt="x" * counts["input_characters"], call_type="speech")
-        if counts.get("output_ms"):
-            return default_video_cost_calculator(name, counts["output_ms"] / 1000, custom_llm_provider=provider)
-        usage = _usage(counts)
+    if counts.get("input_ms"):
+        heard = TranscriptionResponse(text="x")
+        heard.duration = counts["input_ms"] / 1000  # type: ignore[attr-defined]  # as LiteLLM sets it
+        return heard, {"call_type": "transcription"}
+    if counts.get("input_characters"):
+        return None, {"prompt": "x" * counts["input_characters"], "call_type": "speech"}
+    if counts.get("output_ms"):
+        film = {"duration_seconds": counts["output_ms"] / 1000}
+        return VideoObject(id="x", object="video", status="completed", usage=film), {"call_type": "create_video"}
+    usage = _usage(counts)
+    if counts.get("searches"):
         usage.prompt_tokens_details = PromptTokensDetailsWrapper(web_search_requests=counts["searches"])
         usage.server_tool_use = ServerToolUse(web_search_requests=counts["searches"])
-        return litellm.completion_cost(completion_response=ModelResponse(model=name, usage=usage), model=name)
-    except Exception:  # noqa: BLE001 - any failure of theirs is the answer "none"
-        return None
+    tier = counts.get("service_tier")
+    more = {"call_type": "aretrieve_batch"} if tier == "batch" else {"service_tier": tier}
+    return ModelResponse(model=name, usage=usage), more
 
 
 def _usage(counts: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -337,3 +337,17 @@ def test_b083_a_search_is_never_free_because_the_list_leaves_it_out(model: str) 
     at = PriceBook().price(model)
     asked = at.cost_nusd(Usage(input_tokens=10, searches=2)) - at.cost_nusd(Usage(input_tokens=10))
     assert asked >= 2 * parse_nusd("0.01")
+
+
+def test_batches_are_half_where_a_provider_halves_them_all() -> None:
+    price = PriceBook().price("fireworks_ai/accounts/fireworks/models/deepseek-v3")
+    usage = Usage(input_tokens=1000, output_tokens=100, service_tier="batch")
+    assert 2 * price.cost_nusd(usage) == price.cost_nusd(replace(usage, service_tier=None))
+    kimi = PriceBook().price("moonshot/kimi-k2.5")
+    assert kimi.cost_nusd(usage) == kimi.cost_nusd(replace(usage, service_tier=None))
+
+
+def test_speech_is_sound_whether_its_usage_says_so_or_not() -> None:
+    price = PriceBook().price("gpt-4o-mini-tts")
+    told = Usage(input_tokens=10, output_tokens=1000, output_audio_tokens=1000)
+    assert price.cost_nusd(told) == price.cost_nusd(replace(told, output_audio_tokens=0)) == 6_000 + 12_000_000
