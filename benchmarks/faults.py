@@ -73,8 +73,8 @@ def main() -> int:
     print(f"seed {seed}: {seconds} s of faults, {options.workers} processes", flush=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
-        kept = ("--appendonly", "yes", "--appendfsync", "always")
-        server = stack.enter_context(RedisServer(args=kept))
+        kept = ("--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-min-size", "1mb")
+        server = stack.enter_context(RedisServer(args=kept, start_timeout_s=60))
         proxy = stack.enter_context(DelayProxy(server.port))
         stage = Stage(server, proxy, folder, seed, options.workers)
         injected = stage.play(seconds, 100_000)
@@ -158,21 +158,23 @@ class Stage:
         """Let the processes call, and break things in the meantime."""
         chance, injected = random.Random(self.seed), Counter[str]()
         self.workers = [self.start() for _ in range(self.count)]
-        while not self.noted(b"refused spend s0"):
-            time.sleep(0.1)
-        while (passed := time.time() - self.began) < seconds and self.noted(b"called ") < most:
-            if passed % (STRETCH_S + CALM_S) > STRETCH_S:
-                time.sleep(1)
-                continue
-            kind = chance.choice(KINDS)
-            injected[kind] += 1
-            self.inject(kind, chance)
-            self.proxy.delay_s, self.proxy.stall = 0.0, False
-            time.sleep(chance.uniform(0.2, 1.2))
-        for worker in self.workers:
-            worker.terminate()
-        for worker in self.workers:
-            worker.wait()
+        try:
+            while not self.noted(b"refused spend s0"):
+                time.sleep(0.1)
+            while (passed := time.time() - self.began) < seconds and self.noted(b"called ") < most:
+                if passed % (STRETCH_S + CALM_S) > STRETCH_S:
+                    time.sleep(1)
+                    continue
+                kind = chance.choice(KINDS)
+                injected[kind] += 1
+                self.inject(kind, chance)
+                self.proxy.delay_s, self.proxy.stall = 0.0, False
+                time.sleep(chance.uniform(0.2, 1.2))
+        finally:
+            for worker in self.workers:
+                worker.terminate()
+            for worker in self.workers:
+                worker.wait()
         return injected
 
     def start(self) -> subprocess.Popen[bytes]:

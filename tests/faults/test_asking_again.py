@@ -41,7 +41,9 @@ async def apasses(engine: BudgetEngine) -> bool:
 
 
 async def meet(engine: BudgetEngine) -> list[bool]:
-    return await asyncio.gather(*(apasses(engine) for _ in range(CALLERS)))
+    met = await asyncio.gather(*(apasses(engine) for _ in range(CALLERS)))
+    await engine._store.aclose()  # the connections of this loop, and no more
+    return met
 
 
 def passes_within(engine: BudgetEngine, seconds: float) -> bool:
@@ -114,3 +116,37 @@ def test_a_rebuilding_that_is_cut_short_is_begun_again_at_once(redis_server: Red
         assert proxy.cuts == 1
         assert passes_within(engine, 3)
         assert engine.status()[0].spent == 7
+
+
+def scripts_run(server: RedisServer) -> int:
+    stats = [
+        fields for name, fields in server.info("commandstats").items() if name in ("cmdstat_evalsha", "cmdstat_eval")
+    ]
+    return sum(int(fields.partition("calls=")[2].partition(",")[0]) for fields in stats)
+
+
+@pytest.mark.parametrize("trouble", ["gone", "replica", "out of memory"])
+@pytest.mark.parametrize("face", ["blocking", "awaited"])
+def test_what_a_store_cannot_have_got_is_not_taken_back_when_it_returns(trouble: str, face: str) -> None:
+    kept = ("--appendonly", "yes", "--appendfsync", "always")
+    with RedisServer(args=kept) as server, BudgetEngine.open(server.url, POLICY) as engine:
+        assert passes(engine)
+        if trouble == "gone":
+            server.kill()
+        elif trouble == "replica":
+            server.command("REPLICAOF", "127.0.0.1", "1")
+        else:
+            server.command("CONFIG", "SET", "maxmemory", "1")
+        if face == "blocking":
+            assert not any(passes(engine) for _ in range(CALLERS))
+        else:
+            assert not any(asyncio.run(meet(engine)))
+        if trouble == "gone":
+            server.start()
+        elif trouble == "replica":
+            server.command("REPLICAOF", "NO", "ONE")
+        else:
+            server.command("CONFIG", "SET", "maxmemory", "0")
+        before = scripts_run(server)
+        assert passes(engine)
+        assert scripts_run(server) - before <= 4  # one call went to a connection that was gone; scripts were forgotten

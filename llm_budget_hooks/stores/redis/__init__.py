@@ -28,6 +28,12 @@ from llm_budget_hooks.stores.redis.topology import Topology
 from llm_budget_hooks.transitions import Answer, Command, Ended, Epoch, Finish, Mode, Reserve, Verdict
 
 _STAMP_MS: Final = 100
+_REFUSALS: Final = (
+    exceptions.AuthenticationError,
+    exceptions.BusyLoadingError,
+    exceptions.ClusterDownError,
+    exceptions.AskError,
+)
 
 SCRIPTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -241,7 +247,9 @@ class RedisStore:
             return self._breaker.error(sent=error.sent) if error.busy and self._breaker.open else error
         self._breaker.failed(began_s)
         trouble = _trouble(error, self._timeout_s)
-        return StoreUnavailable(f"The store at {self._topology.name} {trouble} Nothing is held.")
+        told = StoreUnavailable(f"The store at {self._topology.name} {trouble} Nothing is held.")
+        told.sent = not (getattr(error, "unsent", False) or _refused(error))
+        return told
 
 
 def _wrote(command: Command, answer: Any) -> bool:
@@ -249,6 +257,12 @@ def _wrote(command: Command, answer: Any) -> bool:
     if type(command) is Reserve:
         return answer.verdict == Verdict.ADMITTED and command.mode != Mode.CHECK
     return type(command) is Finish and answer.ended <= Ended.LATE
+
+
+def _refused(error: exceptions.RedisError) -> bool:
+    """Whether a server has said that it ran no script, or ended one at its first write."""
+    ended = isinstance(error, exceptions.ResponseError) and any(word in str(error) for word in ("READONLY", "OOM"))
+    return ended or isinstance(error, _REFUSALS)
 
 
 def _trouble(error: exceptions.RedisError, timeout_s: float) -> str:

@@ -65,6 +65,11 @@ def busy(sent: bool) -> StoreUnavailable:
     return error
 
 
+def _unsent(error: Any) -> None:
+    """Note at an error that no command was sent before it."""
+    error.unsent = True
+
+
 class SyncConnections:
     """The connections of one process for blocking callers."""
 
@@ -196,8 +201,9 @@ class SyncConnections:
         connection.deadline = deadline
         try:
             connection.connect()
-        except BaseException:
+        except BaseException as error:
             connection.disconnect()
+            _unsent(error)
             raise
 
     def close(self) -> None:
@@ -266,14 +272,11 @@ class AsyncConnections:
             if topology.moves:
                 connection.host, connection.port = topology.address or await self._located()
             try:
-                await connection.connect()
+                await self._connect(connection)
             except exceptions.ConnectionError:
                 topology.gone((connection.host, connection.port))
                 if not left:
                     raise
-            except BaseException:
-                await connection.disconnect(nowait=True)
-                raise
             else:
                 break
         return connection
@@ -307,9 +310,17 @@ class AsyncConnections:
 
     async def _ask(self, connection: Any, *command: Any) -> object:
         if not connection.is_connected:
-            await connection.connect()
+            await self._connect(connection)
         await connection.send_packed_command(connection.pack_command(*command), check_health=False)
         return await connection.read_response(disable_decoding=True)
+
+    async def _connect(self, connection: Any) -> None:
+        try:
+            await connection.connect()
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            _unsent(error)
+            raise
 
     async def close(self) -> None:
         """Close the idle connections of this loop."""
