@@ -14,6 +14,7 @@ from llm_budget_hooks.engine.settings import Killed, Override, Role
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.models import Budget
+from llm_budget_hooks.models.calls import checked_text
 from llm_budget_hooks.models.events import Event, EventKind
 from llm_budget_hooks.models.results import LAST_MS
 from llm_budget_hooks.models.trail import event_facts, override_facts
@@ -25,7 +26,7 @@ class Administration(Corrections):
     """The operations of an operator, as steps without I/O."""
 
     def _kill(self, tenant: str | None, reason: str, by: str, role: Role) -> Steps[bool]:
-        name = _whose(tenant)
+        name = _switch_of("kill", tenant, role, reason=reason, by=by)
         engaged = yield from self._change(lambda now, at_ms: settings.kill(now, name, reason, by, role, at_ms))
         if engaged:
             _log.warning("The kill switch is on for %s.", "one tenant" if name else "everybody")
@@ -33,7 +34,7 @@ class Administration(Corrections):
         return engaged
 
     def _revive(self, tenant: str | None, by: str, role: Role) -> Steps[bool]:
-        name = _whose(tenant)
+        name = _switch_of("revive", tenant, role, by=by)
         revived = yield from self._change(lambda now, _: settings.revive(now, name, role))
         if revived:
             yield from self._noted("revived", name, by)
@@ -46,7 +47,8 @@ class Administration(Corrections):
         yield from self._post("event", event_facts(kind, tenant=tenant, by=by, text=reason))
 
     def _report_injection(self, tenant: str) -> Steps[bool]:
-        name, engaged = _whose(tenant), False
+        checked_text("report_injection", "tenant", tenant)
+        name, engaged = tenant_name(tenant), False
 
         def noted(now: settings.LiveSettings, at_ms: int) -> settings.Changes:
             nonlocal engaged
@@ -69,6 +71,7 @@ class Administration(Corrections):
         reason: str,
         role: Role,
     ) -> Steps[bool]:
+        _checked_texts("override", tenant=tenant, budget=budget, by=by, reason=reason)
         name = _whose(tenant)
         if limit is None and role == "operator":
             yield from self._refresh()
@@ -110,6 +113,9 @@ class Administration(Corrections):
         return found
 
     def _forget(self, step: str, by: str) -> Steps[None]:
+        if not isinstance(step, str):
+            raise ConfigurationError(f"forget.step is text, not {step!r:.60}")
+        checked_text("forget", "by", by)
         yield from self._change(lambda now, at_ms: settings.forget(now, step, at_ms))
         yield from self._noted("forgotten", "", by, f"The history of step {step} begins anew.")
 
@@ -129,7 +135,8 @@ class Administration(Corrections):
         Args:
             tenant: None: of everybody.
             reason, by: why, and who says so.
-            role: what an ``operator`` has stopped, an ``admin`` of the tenant may not `revive`.
+            role: what an ``operator`` has stopped, an ``admin`` of the tenant may not `revive`, and nobody but an
+                operator stops everybody.
 
         Returns:
             False if the switch was on already.
@@ -157,7 +164,7 @@ class Administration(Corrections):
             False if the switch was not on.
 
         Raises:
-            ConfigurationError: the role may not take it back.
+            ConfigurationError: the role may not take it back; that of everybody is an operator's.
             StoreUnavailable: the store did not answer; nothing is changed.
         """
         return self.run(self._revive(tenant, by, role))
@@ -259,6 +266,19 @@ class Administration(Corrections):
         return await self.arun(self._kills())
 
 
+def _checked_texts(owner: str, **texts: object) -> None:
+    for name, value in texts.items():
+        checked_text(owner, name, value)
+
+
+def _switch_of(owner: str, tenant: str | None, role: Role, **texts: object) -> str:
+    """Whose kill switch is meant: a tenant's name, empty for everybody."""
+    _checked_texts(owner, tenant=tenant, **texts)
+    if tenant is None and role != "operator":
+        raise ConfigurationError(f"{owner}: the switch for everybody is an operator's; name the tenant")
+    return _whose(tenant)
+
+
 def _whose(tenant: str | None) -> str:
     return "" if tenant is None else tenant_name(tenant)
 
@@ -269,6 +289,8 @@ def _units(budget: Budget, limit: Decimal | int | str) -> int:
 
 
 def _until(expires_at: datetime, now_ms: int) -> int:
+    if not isinstance(expires_at, datetime):
+        raise ConfigurationError(f"override.expires_at is an aware datetime, not {expires_at!r:.60}")
     if expires_at.tzinfo is None:
         raise ConfigurationError("expires_at has no time zone; use an aware datetime")
     until_ms = round(expires_at.timestamp() * 1000)

@@ -13,6 +13,7 @@ from llm_budget_hooks.engine.trail import unique
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.keys import digest, hold_key, normalised, tenant_name
 from llm_budget_hooks.models import Call
+from llm_budget_hooks.models.calls import checked_text
 from llm_budget_hooks.models.events import Event
 from llm_budget_hooks.models.trail import adjustment_facts
 from llm_budget_hooks.money import parse_correction, to_decimal
@@ -156,6 +157,8 @@ class Corrections(Operations):
 def _checked(cost: object, tenant: str | None, user: str | None, id: object) -> int:
     if id is not None and (not isinstance(id, str) or not id.strip()):
         raise ConfigurationError(f"adjust.id is text that names this correction, not {id!r:.60}")
+    checked_text("adjust", "tenant", tenant)
+    checked_text("adjust", "user", user)
     if user is not None and tenant is None:
         raise ConfigurationError("adjust: a user is one of a tenant; name the tenant too")
     try:

@@ -118,6 +118,8 @@ class Outage:
         command = self._own(plan.command, now_ms)
         store = self._store()
         asked: Any = store.execute(replace(command, mode=Mode.CHECK) if command.mode != Mode.ENTER else command)
+        if command.mode == Mode.ENTER and asked.verdict == Verdict.ADMITTED:
+            self._write_down(plan, error, now_ms)
         if asked.verdict not in (Verdict.ADMITTED, Verdict.DUPLICATE) or command.mode in (Mode.CHECK, Mode.ENTER):
             return self._checked(plan, asked, error, now_ms)
         if asked.verdict == Verdict.ADMITTED:

@@ -20,6 +20,7 @@ from llm_budget_hooks.models import (
     Outcome,
     instant,
 )
+from llm_budget_hooks.models.calls import checked_text
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.transitions import (
     Balances,
@@ -72,6 +73,8 @@ class Readings(Planning):
         raise StoreUnavailable("The store's clock or its settings move faster than a reading can be planned.")
 
     def _status(self, tenant: str | None, user: str | None) -> Steps[list[BudgetStatus]]:
+        checked_text("status", "tenant", tenant)
+        checked_text("status", "user", user)
         if self._pending or self._outage.waiting:
             yield from self._resend_quietly()
         try:

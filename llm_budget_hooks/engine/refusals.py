@@ -218,10 +218,11 @@ def _public_message(
 ) -> str:
     """A text for the end user, with no figure and no name."""
     window = windows[rule.budget]
-    if rule.scope == "answer":
-        return "This question is too expensive to answer. Ask more narrowly."
     if failure.busy:
         return "Too much is going on at once. Try again in a moment."
+    if rule.scope == "answer":
+        what = "is too expensive" if rule.meter in (Meter.USD, Meter.TOKENS) else "takes too many steps"
+        return f"This question {what} to answer. Ask more narrowly."
     if not failure.retry_ms:
         return "This request is too large. Ask more narrowly."
     name = "Limit" if window is None or window.kind != "calendar" else f"{window.adjective} limit"

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from llm_budget_hooks.engine.refusals import answer_refusal
-from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.keys import normalised
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.transitions import Meter
@@ -59,6 +59,14 @@ class _Block:
         _CURRENT.reset(self._token)
 
 
+def _checked_plan(plan: object) -> tuple[str, ...] | None:
+    if plan is None:
+        return None
+    if not isinstance(plan, list | tuple) or not all(isinstance(step, str) for step in plan):
+        raise ConfigurationError(f"utterance.plan is a tuple of the names of steps, not {plan!r:.60}")
+    return tuple(plan)
+
+
 class Utterance:
     """A scope in which all calls are one utterance and one answer; ``with`` and ``async with`` both work.
 
@@ -92,7 +100,7 @@ class Utterance:
         self.tenant: str | None = outer.tenant if outer is not None and (joined or tenant is None) else tenant
         self.user: str | None = outer.user if outer is not None and (joined or user is None) else user
         self.feature: str | None = outer.feature if outer is not None and feature is None else feature
-        self.plan = plan
+        self.plan = _checked_plan(plan)
         self.served = True
         self.output: Any = None
         self._token: Token[Utterance | None] | None = None

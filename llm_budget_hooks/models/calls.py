@@ -57,7 +57,12 @@ def checked_cost(owner: str, name: str, value: object) -> int:
         raise ConfigurationError(f"{owner}.{name}: {error}") from None
 
 
-def _checked_text(owner: str, name: str, value: object) -> None:
+def checked_text(owner: str, name: str, value: object) -> None:
+    """Let text and None pass.
+
+    Raises:
+        ConfigurationError: it is anything else.
+    """
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(f"{owner}.{name} is text, not {value!r}")
 
@@ -124,7 +129,7 @@ class Call:
 
     def _refuse_non_text(self) -> None:
         for name in ("tenant", "user", "step", "feature", "utterance", "id", "service_tier"):
-            _checked_text("Call", name, getattr(self, name))
+            checked_text("Call", name, getattr(self, name))
 
 
 @quick_init
@@ -186,7 +191,7 @@ class Usage:
         for count in counts:
             if type(count) is not int or not 0 <= count <= MAX_TOKENS:
                 self._refuse_counts()
-        _checked_text("Usage", "service_tier", self.service_tier)
+        checked_text("Usage", "service_tier", self.service_tier)
         if type(self.exact) is not bool:
             raise ConfigurationError(f"Usage.exact is True or False, not {self.exact!r:.60}")
         if self.service_tier is not None and self.service_tier.lower() not in SERVICE_TIERS:

@@ -71,7 +71,10 @@ class Mode(IntEnum):
     """What a reserve does when every rule agrees."""
 
     REPLAY = -1
-    """Holds what was let through while the store was away, whatever the limits say; once, by its place in a journal."""
+    """Holds what was let through while the store was away, whatever the limits say; once, by its place in a journal.
+
+    Without an id it counts an utterance, as `ENTER` does.
+    """
     HOLD = 0
     CHECK = 1
     """Takes nothing."""

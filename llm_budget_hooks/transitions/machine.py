@@ -242,14 +242,15 @@ def _admit(
 ) -> Reserved:
     terms, keys, mode = command.terms, command.keys, command.mode
     charged = mode > Mode.HOLD
+    enters = mode == Mode.ENTER or not command.id
     _take(cells, command, amounts, accounts, now)
     if utterance is not None:
         hits = [base(k) for k, r in zip(keys, command.shape.rules, strict=True) if r.meter == _UTTERANCES]
         utterance[1] = now
-        utterance[2] += mode != Mode.ENTER
+        utterance[2] += not enters
         utterance[3] = utterance[3] + [hit for hit in hits if hit not in utterance[3]]
         cells.save(command.utterance, utterance, now + terms.utterance_timeout_ms + terms.timeout_ms)
-    if mode == Mode.ENTER:
+    if enters:
         return Reserved(Verdict.ADMITTED, now, now, now, tuple(amounts), tuple(starts))
     deadline = now + terms.timeout_ms
     held = tuple(amounts)

@@ -129,6 +129,8 @@ def test_set_takes_counts_and_off(app: BudgetEngine, command: Command) -> None:
     ("args", "said"),
     [
         (("user-day", "0", "--tenant", "acme"), "off"),
+        (("user-day", "0e5", "--tenant", "acme"), "off"),
+        (("user-day", "+0", "--tenant", "acme"), "off"),
         (("user-day", "$0.00", "--tenant", "acme"), "off"),
         (("user-day", "much", "--tenant", "acme"), "much"),
         (("nothing", "$5", "--tenant", "acme"), "'user-day'"),

@@ -285,6 +285,38 @@ def test_a_bad_override_changes_nothing(opened: Opened, budget: str, limit: Any,
     assert engine.overrides() == []
 
 
+@pytest.mark.parametrize(
+    ("slip", "message"),
+    [
+        (lambda e: e.kill(5), "kill.tenant is text, not 5"),
+        (lambda e: e.kill("acme", reason=b"x"), "kill.reason is text"),
+        (lambda e: e.kill(role="admin"), "an operator's"),
+        (lambda e: e.revive(role="admin"), "an operator's"),
+        (lambda e: e.status(5), "status.tenant is text, not 5"),
+        (lambda e: e.adjust(tenant=5, cost="1", reason="r"), "adjust.tenant is text"),
+        (lambda e: e.report_injection(5), "report_injection.tenant is text"),
+        (lambda e: e.forget(None), "forget.step is text"),
+        (lambda e: e.override("user-day", "1", tenant=5), "override.tenant is text"),
+        (lambda e: e.override("user-day", "1", tenant="t", expires_at="tomorrow"), "aware datetime, not 'tomorrow'"),
+        (lambda e: e.override("user-day", "1", tenant="t", by=object()), "override.by is text"),
+        (lambda e: e.utterance(tenant="t", plan="router"), "tuple of the names of steps, not 'router'"),
+        (lambda e: e.utterance(tenant="t", plan=("router", 3)), "tuple of the names of steps"),
+    ],
+)
+def test_a_slip_of_an_administrator_is_an_error_that_names_its_place(slip: Any, message: str) -> None:
+    with BudgetEngine.open("memory://", {"budgets": [USER_DAY]}) as engine:
+        with pytest.raises(ConfigurationError, match=message):
+            slip(engine)
+        assert (engine.kills(), engine.overrides()) == ([], [])
+
+
+def test_injections_of_calls_that_name_no_tenant_stop_the_default_tenant_only(opened: Opened) -> None:
+    engine = opened(USER_DAY)
+    assert [engine.report_injection(None) for _ in range(3)] == [False, False, True]
+    assert [switch.tenant for switch in engine.kills()] == ["default"]
+    engine.reserve(call())
+
+
 def test_a_soft_cutoff_lets_cheap_models_pass_up_to_its_ceiling(opened: Opened) -> None:
     engine = opened(USER_DAY, cutoff="soft", soft_ceiling=1.5)
     engine.settle(engine.reserve(call("1")), cost="1")

@@ -73,5 +73,20 @@ def test_of_two_spent_budgets_the_one_that_is_named_says_when_both_let_in() -> N
     assert caught.value.public_message == "Daily limit reached. Try again on 2026-12-01."
 
 
+def test_an_answer_that_is_only_busy_says_so_and_one_of_too_many_steps_too() -> None:
+    ceilings = [{"scope": "answer", "limit": "$0.05"}, {"scope": "answer", "meter": "calls", "limit": 2}]
+    with BudgetEngine.open("memory://", {"budgets": ceilings}) as engine, engine.utterance(tenant="acme", plan=()):
+        held = engine.reserve(call("0.04"))
+        refusals = [engine.check(call("0.02")).refusal, engine.check(call("0.06")).refusal]
+        engine.settle(held, cost="0.001")
+        engine.settle(engine.reserve(call("0.001")), cost="0.001")
+        refusals.append(engine.check(call("0.001")).refusal)
+    assert [(refused.busy, refused.public_message) for refused in refusals if refused is not None] == [
+        (True, "Too much is going on at once. Try again in a moment."),
+        (False, "This question is too expensive to answer. Ask more narrowly."),
+        (False, "This question takes too many steps to answer. Ask more narrowly."),
+    ]
+
+
 def call(amount: str) -> Call:
     return Call(model="any", tenant="acme", user="u1", amount=amount)

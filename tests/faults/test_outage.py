@@ -64,6 +64,28 @@ def test_b032_bounded_lets_the_allowance_through_and_books_it_once(proxy: DelayP
     assert len(list(state_home.rglob("*.journal"))) == 1
 
 
+def test_questions_that_need_no_model_are_counted_once_the_store_is_back(proxy: DelayProxy) -> None:
+    counted = {"scope": "tenant", "meter": "utterances", "limit": 500, "window": "rolling:24h"}
+    budgets = [{**counted, "name": "asked", "count": "entry"}, {**counted, "name": "called"}]
+    with BudgetEngine.open(proxy.url, {**POLICY, "budgets": budgets}) as engine:
+
+        def ask(id: str, *, calls: int = 0) -> None:
+            with engine.utterance(tenant="acme", user="u1", id=id):
+                for _ in range(calls):
+                    engine.settle(engine.reserve(Call(model="m", amount="0.01")), cost="0.01")
+
+        ask("before")
+        proxy.stall = True
+        for number in range(3):
+            ask(f"away-{number}")
+        ask("with a model", calls=2)
+        proxy.stall = False
+        engine.flush()
+        ask("after")
+        ask("away-0")
+        assert {line.budget: line.spent for line in engine.status("acme")} == {"asked": 6, "called": 1}
+
+
 def test_the_allowance_is_not_renewed_by_a_restart_or_a_store_that_comes_and_goes(
     proxy: DelayProxy, tmp_path: Path
 ) -> None:

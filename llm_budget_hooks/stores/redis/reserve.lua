@@ -41,7 +41,7 @@ if utterance ~= '' or history ~= '' then
 end
 local found = call('MGET', unpack(wanted))
 
-local replay = mode == -1
+local replay, enters = mode == -1, mode == 4 or id == ''
 if replay and not advance(actual) then return pack('<BdB', 4, now, SETTLED) .. id end
 local known = known_hold(found[1], now)
 if known then
@@ -163,11 +163,11 @@ if utterance ~= '' then
     local base = string.match(key_of(i), '^[^:]*') .. ' '
     if rules[6 * (i - 1) + 1] == UTTERANCES and not string.find(hits, base, 1, true) then hits = hits .. base end
   end
-  call('SET', wanted[3 + n], pack('<ddd', began, now, mode == 4 and calls or calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
+  call('SET', wanted[3 + n], pack('<ddd', began, now, enters and calls or calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
 end
 
 local numbers = doubles(amounts, n) .. doubles(starts, n)
-if mode == 4 then return pack('<Bddd', 0, now, now, now) .. numbers .. runs .. id end
+if enters then return pack('<Bddd', 0, now, now, now) .. numbers .. runs .. id end
 local h = {
   state = OPEN, created = now, deadline = now + T.timeout, timeout = T.timeout, cost = -1, tokens = -1, until_ = 0,
   n = n, m = m, shape = shape, names = names,
