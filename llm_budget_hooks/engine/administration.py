@@ -44,7 +44,7 @@ class Administration(Corrections):
         """Tell observers and the ledger of a change that was made."""
         event = Event(kind, self.now_ms(), tenant=tenant or None, by=by or None, reason=reason or None)
         self._trail.tell(event)
-        yield from self._post("event", event_facts(kind, tenant=tenant, by=by, text=reason))
+        yield from self._post("event", event_facts(kind, tenant=tenant, by=by, text=reason), change=True)
 
     def _report_injection(self, tenant: str) -> Steps[bool]:
         checked_text("report_injection", "tenant", tenant)
@@ -93,7 +93,7 @@ class Administration(Corrections):
             self._trail.tell(event)
             written = "" if limit is None else str(limit)
             facts = {"limit": written, "expires_ms": until_ms or None, "by": by, "reason": reason}
-            yield from self._post("override", override_facts(tenant=name, budget=budget, **facts))
+            yield from self._post("override", override_facts(tenant=name, budget=budget, **facts), change=True)
         return changed
 
     def _budgets(self, tenant: str | None) -> dict[str, Budget]:

@@ -70,7 +70,7 @@ class Corrections(Operations):
         if booked or asked.id is None:
             yield from self._told_of_correction(asked, booked)
         elif changes and nusd > 0:  # whoever booked it may have died before the row was written; it is the same row
-            yield from self._post("adjust", asked.facts(nusd), asked.id)
+            yield from self._post("adjust", asked.facts(nusd), asked.id, change=True)
         return to_decimal(booked)
 
     def _correct(self, hold: Hold, cost_nusd: int, asked: _Asked, place: str) -> Steps[bool]:
@@ -101,7 +101,7 @@ class Corrections(Operations):
             by=asked.by or None, reason=asked.reason or None,
         )  # fmt: skip
         self._trail.tell(event)
-        yield from self._post("adjust", asked.facts(nusd), asked.id)
+        yield from self._post("adjust", asked.facts(nusd), asked.id, change=True)
 
     def adjust(
         self,

@@ -342,15 +342,16 @@ class Planning:
         if count:
             yield from self._post("refusal", refusal_text(call, error, count))
 
-    def _post(self, kind: str, text: str, id: str | None = None) -> Steps[None]:
+    def _post(self, kind: str, text: str, id: str | None = None, *, change: bool = False) -> Steps[None]:
         """Append an entry to the outbox, if there is a ledger; one that the store does not take goes to the journal.
 
-        Entries of one kind and id become one row.
+        Entries of one kind and id become one row. An operator's change waits in a store that others see, for whichever
+        process has a ledger.
         """
         drain = self._trail.drain
-        if drain is None:
+        if drain is None and not (change and self._store.shared):
             return
-        entry = Post(((kind, id or unique(), text),), self._planner.terms.outbox_max, self.now_ms())
+        entry = Post(((kind, id or unique(), text),), self.policy.outbox_max, self.now_ms())
         if self._outage.active and self._outage.keep_post(entry):
             return
         try:
@@ -359,7 +360,8 @@ class Planning:
             if not self._outage.keep_post(entry):
                 _log.warning("An entry of the trail was lost: %s", error)
             return
-        drain.poke()
+        if drain is not None:
+            drain.poke()
 
     def _alert(self, shape: Shape, keys: tuple[str, ...], spent: tuple[int, ...], call: Call, now: int) -> Steps[None]:
         """Fire the alerts of thresholds that were reached, each once among all processes."""

@@ -84,6 +84,20 @@ def test_kill_stops_one_tenant_in_every_process_and_revive_lets_it_in(app: Budge
     ]
 
 
+def test_a_change_is_in_the_services_trail_though_the_command_names_no_ledger(
+    app: BudgetEngine, shared_url: str, policy: Path
+) -> None:
+    where = ("--store", shared_url, "--policy", policy, "--by", "ops")
+    assert llm_budget("kill", "--tenant", "acme", "--reason", "a loop", *where).code == 0
+    assert llm_budget("revive", "--tenant", "acme", *where).code == 0
+    assert llm_budget("set", "user-day", "$5", "--tenant", "acme", "--reason", "a launch", *where).code == 0
+    assert llm_budget("unset", "user-day", "--tenant", "acme", *where).code == 0
+    app.flush()
+    events = [(one.name, one.by, one.text) for one in app.ledger.events().items]
+    assert events == [("revived", "ops", ""), ("killed", "ops", "a loop")]
+    assert [(one.limit, one.reason) for one in app.ledger.overrides().items] == [("", ""), ("$5", "a launch")]
+
+
 def test_kill_for_everybody_has_to_be_said(app: BudgetEngine, command: Command) -> None:
     for args in ((), ("--tenant", "acme", "--everybody")):
         refused = command("kill", *args)

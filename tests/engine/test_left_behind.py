@@ -129,6 +129,27 @@ def test_each_way_to_be_turned_away_is_in_the_trail_and_told_once(opened: Opened
     assert rows == [(code, stage) for code, stage, _ in ways]
 
 
+def test_changes_made_without_a_ledger_are_in_the_ledger_of_whoever_has_one(shared_url: str, tmp_path: Path) -> None:
+    rules = {"budgets": [USER_DAY], "store_timeout": "10s"}
+    with (
+        BudgetEngine.open(shared_url, rules) as operator,
+        BudgetEngine.open(shared_url, rules, ledger=f"sqlite:///{tmp_path / 'ledger.db'}") as service,
+    ):
+        service.charge(call(), cost="0.10")
+        operator.kill("acme", reason="a loop", by="ann")
+        operator.revive("acme", by="ben")
+        operator.override("user-day", "5", tenant="acme", by="ann", reason="a launch")
+        operator.adjust(tenant="acme", user="u1", cost="0.40", by="ann", reason="a bill")
+        operator.charge(call(), cost="0.01")
+        service.flush()
+        events = [(one.name, one.tenant, one.by, one.text) for one in reversed(service.ledger.events().items)]
+        assert events == [("killed", "acme", "ann", "a loop"), ("revived", "acme", "ben", "")]
+        (limit,), (booked,) = service.ledger.overrides().items, service.ledger.adjustments().items
+        assert (limit.budget, limit.limit, limit.by, limit.reason) == ("user-day", "5", "ann", "a launch")
+        assert (booked.booked_nusd, booked.by, booked.reason) == (400_000_000, "ann", "a bill")
+        assert [run.booked_nusd for run in service.ledger.runs().items] == [100_000_000]
+
+
 def test_a_usage_without_a_price_is_charged_at_its_estimate_and_flagged_b020(opened: Opened) -> None:
     engine = opened(USER_DAY)
     engine.settle(engine.reserve(call("0.08", model="unheard-of")), usage=Usage(input_tokens=5, output_tokens=7))
