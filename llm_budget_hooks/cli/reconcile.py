@@ -52,6 +52,8 @@ def run(
 
 
 def _told(booked: Decimal, lines: int) -> str:
+    if not booked:
+        return "Booked nothing: it is booked already and not in the ledger yet, or there is nothing to take back."
     amount = f"{'-' if booked < 0 else '+'}${abs(booked):,.4f}"
     many = f"{lines} correction{'s' if lines > 1 else ''}"
     return f"Booked {amount} as {many}, in the windows of today, whatever day the lines are of."

@@ -7,17 +7,22 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from books_server import BooksServer
 from typer.testing import CliRunner
 
 from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.cli import app
+from llm_budget_hooks.cli.reconcile import run
+from llm_budget_hooks.ledger import Ledger
+from llm_budget_hooks.models import Policy
+from llm_budget_hooks.reconcile import open_books
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 SPAN = ("--since", "2026-11-01", "--until", "2026-11-02")
@@ -115,6 +120,14 @@ os._exit(0)
     assert (done.exit_code, "Booked" in done.stdout) == (0, False)
     with BudgetEngine.open(store, tmp_path / "budgets.toml") as engine:
         assert engine.status()[0].spent == Decimal("0.10")
+
+
+def test_a_run_that_booked_nothing_says_why(kept: str, bill: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(Ledger.open(kept)) as ledger, pytest.raises(typer.Exit):
+        run(
+            ledger, open_books(str(bill("0.50"))), Policy(), NOON, NOON + timedelta(days=1), False, lambda _: Decimal(0)
+        )
+    assert "Booked nothing: it is booked already and not in the ledger yet" in capsys.readouterr().out
 
 
 def test_an_alias_of_the_policy_is_known(kept: str, tmp_path: Path) -> None:
