@@ -43,7 +43,9 @@ ENTRIES: Final = _REQUIRED | {
 _KEPT: Final = "original_function"
 _MARK: Final = "_llm_budget_attempt"
 _CHATS: Final = frozenset({"completion", "acompletion"})
-_STREAMED: Final = frozenset({*_CHATS, "text_completion", "atext_completion"})
+_TEXTS: Final = frozenset({"text_completion", "atext_completion"})
+_STREAMED: Final = _CHATS | _TEXTS
+_LEFT_OUT: Final = "_litellm_strip_stream_usage"
 
 EXPLICIT: ContextVar[BudgetEngine | None] = ContextVar("llm_budget_hooks_explicit_engine", default=None)
 _installing = threading.Lock()
@@ -299,7 +301,13 @@ def _lowered(
 
 
 def _asking_for_usage(attempt: Attempt, entry: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with the usage asked for where a stream can give it and the caller has not."""
+    """The arguments, with the usage asked for where a stream can give it and the caller has not.
+
+    A proxy asks for it itself, and lets streams of text leave it out before it comes here.
+    """
+    if entry in _TEXTS and kwargs.get(_LEFT_OUT):
+        attempt.hides_usage = True
+        return {**kwargs, _LEFT_OUT: False}
     options = kwargs.get("stream_options") or {}
     if kwargs.get("stream") is not True or entry not in _STREAMED or options.get("include_usage") is not None:
         return kwargs

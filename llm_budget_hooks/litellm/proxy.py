@@ -15,11 +15,9 @@ cools no deployment down, and handed to the first attempt; further attempts take
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
-from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.errors import BudgetError, BudgetExceeded
@@ -27,6 +25,7 @@ from llm_budget_hooks.litellm.attempts import Attempt, Ending
 from llm_budget_hooks.litellm.callback import BudgetCallback
 from llm_budget_hooks.litellm.calls import call_of
 from llm_budget_hooks.litellm.media import cost_of_hit, dollars
+from llm_budget_hooks.litellm.proxy_refusal import ProxyRefused, answer_as_refused, told
 from llm_budget_hooks.litellm.requests import PROXY_REQUEST, ProxyRequest, new_utterance
 from llm_budget_hooks.litellm.usage import served_model, usage_of
 from llm_budget_hooks.models import Call
@@ -40,66 +39,6 @@ _ROUTED: Final = frozenset({
 })  # fmt: skip
 _PASSED: Final = frozenset({"pass_through_endpoint", "allm_passthrough_route"})
 _SYNONYMS: Final = {"embeddings": "embedding", "audio_transcription": "transcription"}
-_OWN_SCOPES: Final = ("user", "tenant", "answer")
-
-
-class ProxyRefused(BudgetExceeded):
-    """A refusal as the proxy answers it: HTTP 429 or 503, not to be retried by the client.
-
-    Attributes:
-        status_code: the HTTP status.
-        type: ``budget_exceeded``, the error's type in the body.
-        headers: Retry-After and x-should-retry.
-        provider_specific_fields: which budget, how much and when again, for the body.
-    """
-
-    type = "budget_exceeded"
-    param = None
-    status_code: int
-    headers: dict[str, str]
-    provider_specific_fields: dict[str, Any]
-    message: str
-
-    @classmethod
-    def _rebuild(cls, message: str, facts: Mapping[str, Any]) -> Self:
-        made = super()._rebuild(message, facts)
-        made.status_code = made.http_status
-        made.headers = headers_of(made)
-        made.provider_specific_fields = told(made)
-        made.message = message if made.scope in _OWN_SCOPES else made.public_message
-        return made
-
-    @property
-    def openai_code(self) -> str:
-        """The refusal's code, in the body."""
-        return self.code
-
-
-def headers_of(refusal: BudgetExceeded) -> dict[str, str]:
-    """What a client needs to wait as long as it has to, and not to ask thrice."""
-    headers = {"x-should-retry": "false"}
-    if refusal.retry_after is not None:
-        headers["retry-after"] = str(math.ceil(refusal.retry_after))
-    return headers
-
-
-def told(refusal: BudgetExceeded) -> dict[str, Any]:
-    """What the body says of a refusal: figures only of budgets that are the client's own."""
-    facts = {
-        "code": refusal.code,
-        "budget": refusal.budget,
-        "scope": refusal.scope,
-        "retry_after": refusal.retry_after,
-        "resets_at": refusal.resets_at.isoformat() if refusal.resets_at else None,
-    }
-    if refusal.scope in _OWN_SCOPES:
-        figures = ("limit", "spent", "reserved", "requested", "available")
-        facts.update((name, _shown(getattr(refusal, name))) for name in figures)
-    return facts
-
-
-def _shown(amount: Decimal | int | None) -> str | int | None:
-    return f"{amount:f}" if isinstance(amount, Decimal) else amount
 
 
 class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares classes of this name from a client's "no-log"
@@ -120,7 +59,7 @@ class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares clas
         try:
             request.hold = await self.budget_engine.areserve(self._call(call_type, data))
         except BudgetExceeded as refusal:
-            raise ProxyRefused.of(refusal) from None
+            raise ProxyRefused(refusal, await self._left(request)) from refusal
         logged = data.get("litellm_logging_obj")
         if logged is not None:
             logged.model_call_details[_KEY] = request
@@ -137,12 +76,12 @@ class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares clas
         hold = request.take() if request is not None else None
         if hold is not None:
             await self.budget_engine.arelease(hold)
-        if isinstance(original_exception, BudgetExceeded) and not isinstance(original_exception, ProxyRefused):
+        if isinstance(original_exception, BudgetExceeded):
             from fastapi import HTTPException
 
-            refusal = ProxyRefused.of(original_exception)
-            detail = {"error": {"message": refusal.message, "type": refusal.type, **told(refusal)}}
-            return HTTPException(refusal.http_status, detail, headers_of(refusal))
+            refusal = ProxyRefused(original_exception, {})
+            detail = {"error": {"message": refusal.message, "type": refusal.type, **told(refusal.refusal)}}
+            return HTTPException(refusal.status_code, detail, refusal.headers)
         return None
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
@@ -162,14 +101,16 @@ class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares clas
         litellm_call_info: dict[str, object] | None = None,
     ) -> dict[str, str] | None:
         """Tell the client what is left of its own budgets, in dollars."""
-        request = PROXY_REQUEST.get() or self._request(user_api_key_dict, data)
+        return await self._left(PROXY_REQUEST.get() or self._request(user_api_key_dict, data)) or None
+
+    async def _left(self, request: ProxyRequest) -> dict[str, str]:
         try:
             found = await self.budget_engine.astatus(tenant=request.tenant or "", user=request.user or "")
         except BudgetError as error:
             _log.warning("What is left could not be read: %s", type(error).__name__)
-            return None
+            return {}
         left = [s.available for s in found if s.scope != "global" and s.meter == "usd" and s.available is not None]
-        return {"x-budget-remaining": f"{min(left):f}"} if left else None
+        return {"x-budget-remaining": f"{min(left):f}"} if left else {}
 
     async def async_log_success_event(
         self, kwargs: Mapping[str, Any], response_obj: Any, start_time: Any, end_time: Any
@@ -250,7 +191,11 @@ def _text(value: Any) -> str | None:
 
 @lru_cache(maxsize=1)
 def _from_env() -> _PROXY_BudgetCallback:
-    return _PROXY_BudgetCallback(BudgetEngine.from_env())
+    from litellm.proxy.proxy_server import app
+
+    callback = _PROXY_BudgetCallback(BudgetEngine.from_env())
+    answer_as_refused(app)
+    return callback
 
 
 def __getattr__(name: str) -> Any:

@@ -123,11 +123,14 @@ def _config(provider: FakeProvider, settings: dict[str, Any]) -> dict[str, Any]:
         "image": "openai/gpt-image-1",
         "speech": "openai/tts-1",
         "listen": "openai/whisper-1",
+        "text": "text-completion-openai/gpt-3.5-turbo-instruct",
     }
+    rank = {**where, "model": "cohere/rerank-english-v3.0", "api_base": provider.base_url.removesuffix("/v1")}
     (callback,) = re.findall(r"^  callbacks: (\S+)$", README.read_text(encoding="utf-8"), re.MULTILINE)
     return {
         "model_list": [
-            {"model_name": name, "litellm_params": {"model": model, **where}} for name, model in models.items()
+            *({"model_name": name, "litellm_params": {"model": model, **where}} for name, model in models.items()),
+            {"model_name": "rank", "litellm_params": rank},
         ],
         "litellm_settings": {"callbacks": callback, **settings},
         "general_settings": {"custom_auth": "keys.authenticate"},
