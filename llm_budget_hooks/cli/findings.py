@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from functools import cache, partial
 from typing import NamedTuple
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown, StoreUnavailable
+from llm_budget_hooks.errors import PriceUnknown, StoreUnavailable
 from llm_budget_hooks.models import Budget, Call, Policy
+from llm_budget_hooks.models.policy import EstimateMode, Meter
 from llm_budget_hooks.stores.sqlite import SqliteStore, path_of
 
 _EXAMPLE = "gpt-4o-mini"
+Needs = Callable[..., Decimal | int | None]
 
 
 class Finding(NamedTuple):
@@ -29,57 +33,48 @@ def in_policy(policy: Policy, models: Iterable[str] = ()) -> list[Finding]:
         models: whose prices to estimate with; none: those that the policy prices, else a cheap one.
     """
     named = [*models] or [*policy.prices] or [_EXAMPLE]
-    written = [*policy.written()]
-    found = [finding for tenant, budget in written for finding in _impassable(policy, budget, tenant, named)]
+    written, needs = [*policy.written()], cache(partial(_needed, policy))
+    found = [finding for tenant, budget in written for finding in _impassable(budget, tenant, named, needs)]
     return found if written else [Finding("budgets", "there are none, so nothing is ever refused")]
 
 
-def _impassable(policy: Policy, budget: Budget, tenant: str | None, models: list[str]) -> Iterator[Finding]:
+def _impassable(budget: Budget, tenant: str | None, models: list[str], needs: Needs) -> Iterator[Finding]:
     if not budget.limit_units or budget.meter not in ("usd", "tokens"):
         return
-    alone = policy.model_copy(update={"budgets": (_global(budget),), "tenants": {}, "webhook": None})
     place = budget.name if tenant is None else f"{tenant}.{budget.name}"
     feature = budget.features[0] if budget.features else None
-    with BudgetEngine.open("memory://", alone) as engine:
-        for model in (name for name in models if budget.covers(feature, name)):
-            unbounded = _least(engine, policy, model, feature, None)
-            if unbounded is None:
-                continue
-            if isinstance(unbounded, PriceUnknown):
-                yield Finding(place, f"no price is known for {model}, so each of its calls is refused")
-            elif _least(engine, policy, model, feature, 1) is not None:
-                yield Finding(place, f"no call of {model} can pass a limit of {budget.limit} {budget.meter}")
-            else:
-                yield Finding(place, _too_low(budget, model, unbounded))
+    for model in (name for name in models if budget.covers(feature, name)):
+        unbounded, bounded = (needs(budget.meter, budget.estimate, model, feature, bound) for bound in (None, 1))
+        if unbounded is None or bounded is None:
+            yield Finding(place, f"no price is known for {model}, so each of its calls is refused")
+        elif bounded > budget.limit:
+            yield Finding(place, f"no call of {model} can pass a limit of {budget.limit} {budget.meter}")
+        elif unbounded > budget.limit:
+            yield Finding(place, _too_low(budget, model, unbounded))
 
 
-def _too_low(budget: Budget, model: str, refusal: BudgetExceeded) -> str:
+def _too_low(budget: Budget, model: str, needed: Decimal | int) -> str:
     return (
         f"no call of {model} without an output bound (max_tokens) can pass a limit of {budget.limit} {budget.meter}: "
-        f"the smallest one is held at {refusal.requested}; see step_budget, step_tokens and [steps]"
+        f"the smallest one is held at {needed}; see step_budget, step_tokens and [steps]"
     )
 
 
-def _global(budget: Budget) -> Budget:
-    """The same limit, for a call of anybody."""
-    window = budget.window or "day"
-    return Budget(scope="global", meter=budget.meter, limit=budget.limit, window=window, estimate=budget.estimate)
-
-
-def _least(
-    engine: BudgetEngine, policy: Policy, model: str, feature: str | None, bound: int | None
-) -> BudgetExceeded | None:
-    """The refusal of the smallest call there is; None if some step of it passes."""
-    refusals = []
-    for step in (None, *policy.steps):
-        call = Call(
-            model=model, tenant="any", user="any", feature=feature, step=step, input_tokens=1, max_output_tokens=bound
-        )
-        refusal = engine.check(call).refusal
-        if refusal is None:
-            return None
-        refusals.append(refusal)
-    return min(refusals, key=lambda r: r.requested or 0)
+def _needed(
+    policy: Policy, meter: Meter, estimate: EstimateMode | None, model: str, feature: str | None, bound: int | None
+) -> Decimal | int | None:
+    """What the smallest call there is is held at: what the lowest limit refuses it for. None: it has no price."""
+    lowest = Budget(scope="global", meter=meter, limit=1, window="day", estimate=estimate).limited(1)
+    alone = policy.model_copy(update={"budgets": (lowest,), "tenants": {}, "webhook": None})
+    needed = []
+    with BudgetEngine.open("memory://", alone) as engine:
+        for step in (None, *policy.steps):
+            call = Call(model=model, feature=feature, step=step, input_tokens=1, max_output_tokens=bound)
+            refusal = engine.check(call).refusal
+            if isinstance(refusal, PriceUnknown):
+                return None
+            needed.append(0 if refusal is None or refusal.requested is None else refusal.requested)
+    return min(needed)
 
 
 def in_store(url: str, policy: Policy) -> list[Finding]:

@@ -37,6 +37,7 @@ from llm_budget_hooks.transitions import (
     Take,
     Taken,
 )
+from llm_budget_hooks.windows import Window
 
 RECENT_MS: Final = 120_000
 _log = logging.getLogger("llm_budget_hooks")
@@ -210,8 +211,9 @@ def rebuild(store: Store, ledger: Any, planner: Planner, now_ms: int | None) -> 
 
 
 def _longest_ms(planner: Planner) -> int:
-    windows = [planner.windows(name).values() for name in (None, *planner.policy.tenants)]
-    return 2 * max((window.length_ms for some in windows for window in some if window is not None), default=0)
+    policy = planner.policy
+    windows = [Window.parse(spec, policy.timezone) for spec in {budget.window for _, budget in policy.written()}]
+    return 2 * max((window.length_ms for window in windows if window is not None), default=0)
 
 
 def _runs(ledger: Any, length_ms: int, now_ms: int) -> Iterator[Run]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 from sqlalchemy import ColumnElement, func, select, tuple_
 
@@ -19,6 +18,8 @@ from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.windows import Window
 
 Who = tuple[str, str]
+_Booked = dict[str, tuple[list[tuple[str, str, str, int]], list[tuple[str, str, int]]]]
+"""By tenant: user, feature, model and amount of its runs; user, budget and nano-dollars of its corrections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,12 @@ class Shares:
         ledger does not know when they began, so that a fixed window can seem to begin later by the length of a call.
         Tokens are those that providers reported.
         """
-        names = [name for name, own in policy.tenants.items() if own.budgets]
-        without = [stored_text(name) for name in names]
-        found = [*self._shares(policy, policy.budgets_of(""), now, None, without, share)]
-        for name in names:
-            own = [budget for budget in policy.budgets_of(name) if budget.scope != "global"]
-            found += self._shares(policy, own, now, stored_text(name), [], share)
+        own = {stored_text(name): name for name, tenant in policy.tenants.items() if tenant.budgets}
+        seen = _Seen(self, now)
+        found = [*self._shares(policy, policy.budgets_of(""), seen, None, own, share)]
+        for stored in sorted(own.keys() & self._active(policy, now)):
+            budgets = [budget for budget in policy.budgets_of(own[stored]) if budget.scope != "global"]
+            found += self._shares(policy, budgets, seen, stored, (), share)
         return sorted(found, key=lambda s: (-s.share, s.budget, s.tenant, s.user))
 
     def accounts(
@@ -68,7 +69,7 @@ class Shares:
         *,
         tenant: str | None = None,
         user: str | None = None,
-        without: Sequence[str] = (),
+        without: Collection[str] = (),
     ) -> dict[Who, int]:
         """What each account of a budget has spent, in nano-dollars or tokens, by tenant and user.
 
@@ -81,38 +82,56 @@ class Shares:
             user: only this one.
             without: tenants that have a budget of their own in its place.
         """
-        run = tables.runs.c
+        booked = self._booked(budget.meter, since, until, tenant, user)
+        return _accounts(budget, booked, without)
+
+    def _booked(
+        self, meter: str, since: datetime, until: datetime, tenant: str | None = None, user: str | None = None
+    ) -> _Booked:
+        run, change = tables.runs.c, tables.overrides.c
         who = [run.tenant, run.user, run.feature, run.model]
-        amount = run.booked_nusd if budget.meter == "usd" else run.input_tokens + run.output_tokens
-        asked = select(*who, func.sum(amount)).where(run.tenant.not_in(without)).group_by(*who)
+        amount = run.booked_nusd if meter == "usd" else run.input_tokens + run.output_tokens
+        asked = select(*who, func.sum(amount)).group_by(*who)
         asked = asked.where(*same(tables.runs, tenant=tenant, user=user), *between(tables.runs, since, until))
+        corrections = select(change.tenant, change.user, change.budget, change.booked_nusd).where(
+            change.kind == "adjust",
+            *same(tables.overrides, tenant=tenant, user=user),
+            *between(tables.overrides, since, until),
+        )
+        booked: _Booked = {}
         with self._database.reading() as connection:
-            rows = [tuple(r) for r in connection.execute(asked) if budget.covers(r.feature or None, r.model)]
-            if budget.meter == "usd":
-                corrections = _corrections(budget, without).where(
-                    *same(tables.overrides, tenant=tenant, user=user), *between(tables.overrides, since, until)
-                )
-                rows += [tuple(r) for r in connection.execute(corrections) if r.user or budget.scope != "user"]
-        accounts: dict[Who, int] = {}
-        for row in rows:
-            key = ("" if budget.scope == "global" else row[0], row[1] if budget.scope == "user" else "")
-            accounts[key] = accounts.get(key, 0) + int(row[-1])
-        return accounts
+            for row in map(tuple, connection.execute(asked)):
+                booked.setdefault(row[0], ([], []))[0].append((row[1], row[2], row[3], int(row[4])))
+            for row in map(tuple, connection.execute(corrections) if meter == "usd" else ()):
+                booked.setdefault(row[0], ([], []))[1].append((row[1], row[2], int(row[3])))
+        return booked
+
+    def _active(self, policy: Policy, now: datetime) -> set[str]:
+        """The tenants of whom the ledger has anything in the longest window that there is."""
+        windows = [Window.parse(spec, policy.timezone) for spec in {budget.window for _, budget in policy.written()}]
+        since = instant(min((_begins(window, ms_of(now)) for window in windows if window is not None), default=0))
+        with self._database.reading() as connection:
+            asked = [
+                select(table.c.tenant).where(*between(table, since, None)).distinct()
+                for table in (tables.runs, tables.overrides)
+            ]
+            return {row[0] for one in asked for row in connection.execute(one)}
 
     def _shares(
-        self, policy: Policy, budgets: Iterable[Budget], now: datetime, tenant: str | None, without: Sequence[str],
+        self, policy: Policy, budgets: Iterable[Budget], seen: _Seen, tenant: str | None, without: Collection[str],
         share: Decimal,
     ) -> Iterator[Share]:  # fmt: skip
-        until = now + timedelta(milliseconds=1)
         for budget in budgets:
             window = Window.parse(budget.window, policy.timezone)
             if window is None or budget.meter not in ("usd", "tokens"):
                 continue
             left_out = without if budget.scope != "global" else ()
-            since = instant(_begins(window, ms_of(now)))
-            for who, spent in self.accounts(budget, since, until, tenant=tenant, without=left_out).items():
+            booked = seen.booked(budget.meter, window)
+            if tenant is not None:
+                booked = {tenant: booked[tenant]} if tenant in booked else {}
+            for who, spent in _accounts(budget, booked, left_out).items():
                 if spent >= share * budget.limit_units and window.kind == "fixed":
-                    spent = self._spent_of_fixed(budget, window, who, now)
+                    spent = self._spent_of_fixed(budget, window, who, seen.now)
                 if spent >= share * budget.limit_units:
                     yield _share(budget, who, spent)
 
@@ -143,11 +162,36 @@ class Shares:
         return found
 
 
-def _corrections(budget: Budget, without: Sequence[str]) -> Any:
-    row = tables.overrides.c
-    return select(row.tenant, row.user, row.booked_nusd).where(
-        row.kind == "adjust", row.budget.in_(["", budget.name]), row.tenant.not_in(without)
-    )
+class _Seen:
+    """What the ledger has of some windows at one instant, each read once, however many budgets ask for it."""
+
+    def __init__(self, ledger: Shares, now: datetime) -> None:
+        self.now = now
+        self._ledger = ledger
+        self._read: dict[tuple[str, int], _Booked] = {}
+
+    def booked(self, meter: str, window: Window) -> _Booked:
+        since_ms = _begins(window, ms_of(self.now))
+        if (meter, since_ms) not in self._read:
+            until = self.now + timedelta(milliseconds=1)
+            self._read[meter, since_ms] = self._ledger._booked(meter, instant(since_ms), until)
+        return self._read[meter, since_ms]
+
+
+def _accounts(budget: Budget, booked: _Booked, without: Collection[str]) -> dict[Who, int]:
+    """What accounts of a budget have spent, of what was booked."""
+    accounts: dict[Who, int] = {}
+    for tenant, (runs, corrections) in booked.items():
+        if tenant in without:
+            continue
+        rows = [(user, amount) for user, feature, model, amount in runs if budget.covers(feature or None, model)]
+        if budget.meter == "usd":
+            ours = [(user, amount) for user, name, amount in corrections if name in ("", budget.name)]
+            rows += [(user, amount) for user, amount in ours if user or budget.scope != "user"]
+        for user, amount in rows:
+            key = ("" if budget.scope == "global" else tenant, user if budget.scope == "user" else "")
+            accounts[key] = accounts.get(key, 0) + amount
+    return accounts
 
 
 def _share(budget: Budget, who: Who, spent: int) -> Share:

@@ -36,6 +36,7 @@ EstimateMode = Literal["auto", "bound", "p90"]
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,20})\s*(ms|s|m|h|d)")
 _LONGEST_MS = 366 * 86_400_000
+_MOST_LINES = 20
 
 
 def _duration(value: object) -> timedelta:
@@ -79,6 +80,8 @@ def described(error: ValidationError, source: str) -> ConfigurationError:
             lines += [f"{place}.{line.partition(': ')[2]}" for line in str(inner).splitlines()]
         else:
             lines.append(f"{place}: {text}" if place else text)
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more places"]
     return ConfigurationError("\n".join(f"{source}: {line.removeprefix('.')}" for line in lines))
 
 
