@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import getpass
-from datetime import timedelta
 
-from pydantic import TypeAdapter, ValidationError
-
-from llm_budget_hooks.admin.limits import limit_of
+from llm_budget_hooks.admin.limits import ends_at, limit_of
 from llm_budget_hooks.cli.opened import print_json, say
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.models import instant
-from llm_budget_hooks.models.policy import Duration
 
 
 def check_whose(tenant: str | None, everybody: bool) -> None:
@@ -55,7 +50,7 @@ def set_limit(
     Raises:
         ConfigurationError: there is no such budget, or the limit or the duration is none.
     """
-    ends = None if lasts is None else instant(engine.now_ms()) + _duration(lasts)
+    ends = None if lasts is None else ends_at(engine, lasts)
     engine.override(budget, limit_of(limit), tenant=tenant, expires_at=ends, by=_who(by), reason=reason)
     whose = "everybody" if tenant is None else f"tenant {tenant}"
     until = "" if ends is None else f", until {ends:%Y-%m-%d %H:%M} UTC"
@@ -89,10 +84,3 @@ def _who(by: str | None) -> str:
         return by or getpass.getuser()
     except (KeyError, OSError):
         return ""
-
-
-def _duration(text: str) -> timedelta:
-    try:
-        return TypeAdapter[timedelta](Duration).validate_python(text)
-    except ValidationError as error:
-        raise ConfigurationError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None

@@ -18,15 +18,17 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llm_budget_hooks.admin.limits import limit_of
+from llm_budget_hooks.admin.limits import ends_at, limit_of
 from llm_budget_hooks.dashboard import page
 from llm_budget_hooks.dashboard.seen import seen
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetError, ConfigurationError
+from llm_budget_hooks.keys import DEFAULT_TENANT
 
 COOKIE: Final = "llm_budget_session"
 _FILES: Final = Path(__file__).parent
 _LONGEST_FORM: Final = 10_000
+_MOST_SAID: Final = 100
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; img-src data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -56,16 +58,19 @@ class Dashboard:
         self._token = token
         self._session = secrets.token_urlsafe(32)
         self._csrf = secrets.token_urlsafe(32)
+        self._said: dict[str, str] = {}
 
     async def guarded(self, request: Request, then: Handler) -> Response:
         """Let a request in, or not."""
         return self._turned_away(request) or await then(request)
 
     async def show(self, request: Request) -> Response:
-        """The page; ``?tenant=`` and ``?user=`` choose whose."""
-        tenant, user = (request.query_params.get(name) or None for name in ("tenant", "user"))
-        found = await run_in_threadpool(seen, self._engine, tenant, user if tenant else None)
-        return HTMLResponse(page.dashboard(found, self._csrf, request.query_params.get("said", "")))
+        """The page; ``?tenant=`` and ``?user=`` choose whose, ``?anonymous=yes`` the user without a name."""
+        asked = request.query_params
+        user = "" if asked.get("anonymous") else asked.get("user") or None
+        tenant = asked.get("tenant") or (None if user is None else DEFAULT_TENANT)
+        found = await run_in_threadpool(seen, self._engine, tenant, user)
+        return HTMLResponse(page.dashboard(found, self._csrf, self._said.pop(asked.get("said", ""), "")))
 
     def kill(self, form: Form) -> str:
         """Engage the kill switch, once it is confirmed."""
@@ -87,7 +92,9 @@ class Dashboard:
             budget,
             limit_of(written) if written else None,
             tenant=None if rules.get(budget) == "global" else form.get("tenant") or None,
+            expires_at=ends_at(self._engine, form["lasts"]) if written and form.get("lasts", "").strip() else None,
             by="dashboard",
+            reason=form.get("reason", ""),
         )
         return f"The limit of {budget} is {written} now." if written else f"The policy's own limit of {budget} holds."
 
@@ -100,8 +107,16 @@ class Dashboard:
             said = await run_in_threadpool(change, form)
         except BudgetError as error:
             said = str(error)
-        whose = {name: form[name] for name in ("tenant", "user") if form.get(name)}
-        return RedirectResponse(f"/?{urlencode({**whose, 'said': said})}", 303)
+        whose = {name: form[name] for name in ("tenant", "user", "anonymous") if form.get(name)}
+        return RedirectResponse(f"/?{urlencode({**whose, 'said': self._kept(said)})}", 303)
+
+    def _kept(self, said: str) -> str:
+        """The name under which the next page finds a sentence, once; no link can make it say another."""
+        name = secrets.token_urlsafe(8)
+        self._said[name] = said
+        if len(self._said) > _MOST_SAID:
+            self._said.pop(next(iter(self._said)), None)
+        return name
 
     async def sign_in(self, request: Request) -> Response:
         """Ask for the token, and remember who knew it until the browser is closed."""
@@ -111,7 +126,8 @@ class Dashboard:
         if form is None or not self._knows(form.get("token", "")):
             return HTMLResponse(page.sign_in("This is not the token."), 403)
         response = RedirectResponse("/", 303)
-        secure = request.url.scheme == "https"
+        # Behind a proxy only the browser knows whether it speaks TLS.
+        secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
         response.set_cookie(COOKIE, self._session, httponly=True, samesite="strict", secure=secure)
         return response
 
@@ -218,7 +234,8 @@ def _host(request: Request) -> str:
 
 
 def _same_origin(request: Request) -> bool:
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:  # the browser's own word, whatever host a proxy has made of it
+        return site in ("same-origin", "none")
     origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        return False
-    return request.headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+    return origin is None or origin.partition("://")[2] == request.headers.get("host")

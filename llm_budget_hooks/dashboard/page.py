@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from html import escape
 from typing import Final
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
 
 from llm_budget_hooks.admin.limits import OFF
 from llm_budget_hooks.admin.overview import Balance, Rule
 from llm_budget_hooks.admin.rows import plain
+from llm_budget_hooks.admin.switches import SetLimit
 from llm_budget_hooks.dashboard.seen import DIMENSIONS, Seen
+from llm_budget_hooks.keys import digest
 from llm_budget_hooks.ledger import AnswerCost, Cost
+from llm_budget_hooks.ledger.reading import Dimension
 from llm_budget_hooks.models import instant
 from llm_budget_hooks.models.trail import Run
 from llm_budget_hooks.money import to_decimal
@@ -34,11 +40,14 @@ def dashboard(seen: Seen, csrf: str, said: str) -> str:
         said: what came of the last change.
     """
     board = seen.board
-    whose = "Everybody" if board.tenant is None else board.tenant + (f" · {seen.user}" if seen.user else "")
-    hidden = _hidden(csrf=csrf, tenant=board.tenant or "", user=seen.user or "")
-    told = f"<p class=said role=status>{escape(said)}</p>" if said else ""
+    user = "" if seen.user is None else f" · {seen.user or 'without a name'}"
+    whose = "Everybody" if board.tenant is None else board.tenant + user
+    anonymous = "yes" if seen.user == "" else ""
+    hidden = _hidden(csrf=csrf, tenant=board.tenant or "", user=seen.user or "", anonymous=anonymous)
+    told = f"<p class=said role=status>{_time(board.now)} {escape(said)}</p>" if said else ""
     parts = [_budgets(seen, hidden), _spend(seen), _costs(seen), _refusals(seen), _answers(seen), _events(seen)]
-    head = f"<h1>{escape(whose)}</h1><p class=muted>{escape(board.namespace)} · {_time(board.now, full=True)}</p>"
+    now = f"<span id=now data-live>{_time(board.now, full=True)}</span>"
+    head = f"<h1>{escape(whose)}</h1><p class=muted>{escape(board.namespace)} · {now}</p>"
     alone = "" if board.shared else "<p class=said>These are the balances of one process alone, not of all.</p>"
     live = f"<div id=live>{alone}{_switches(seen, hidden)}{''.join(parts)}</div>"
     return _html(f"{whose} · budgets", f"<header>{head}{_chooser(seen)}</header><main>{told}{live}</main>", script=True)
@@ -70,14 +79,15 @@ def _chooser(seen: Seen) -> str:
         "<label>Tenant "
         f"<input name=tenant list=tenants placeholder=everybody value='{_value(seen.board.tenant)}'></label>"
         f"<datalist id=tenants>{options}</datalist>"
-        f"<label>User <input name=user value='{_value(seen.user)}'></label><button>Show</button></form>"
+        f"<label>User <input name=user value='{_value(seen.user)}'></label><button>Show</button>"
+        "<a href=/>everybody</a></form>"
     )
 
 
 def _switches(seen: Seen, hidden: str) -> str:
     board = seen.board
     if board.killed is None:
-        return f"<section class='card'><h2>Kill switch</h2><p>{UNREAD}</p></section>"
+        return f"<section class=card id=switch data-live><h2>Kill switch</h2><p>{UNREAD}</p></section>"
     on = "".join(
         f"<p><strong>Stopped: {escape(one.tenant or 'everybody')}.</strong> {escape(one.reason)} "
         f"<span class=muted>{escape(one.by or 'by itself')}, {_time(one.since)}</span></p>"
@@ -94,19 +104,25 @@ def _switches(seen: Seen, hidden: str) -> str:
         "<button class=danger>Stop</button></form></details>"
     )
     off = "" if any((one.tenant or None) == board.tenant for one in board.killed) else stop
-    return f"<section class='card{' alarm' if on else ''}'><h2>Kill switch</h2>{on or '<p>Off.</p>'}{off}</section>"
+    kind = "card alarm" if on else "card"
+    return f"<section class='{kind}' id=switch data-live><h2>Kill switch</h2>{on or '<p>Off.</p>'}{off}</section>"
 
 
 def _budgets(seen: Seen, hidden: str) -> str:
     rules = {rule.name: rule for rule in seen.board.rules}
-    cards = "".join(_budget(line, rules.get(line.budget), hidden) for line in seen.board.budgets)
+    changed = {one.budget: one for one in seen.board.overrides or () if one.tenant in (None, seen.board.tenant)}
+
+    def editor(rule: Rule | None) -> str:
+        return "" if rule is None else _editor(rule, changed.get(rule.name), hidden)
+
+    cards = "".join(_budget(line, editor(rules.get(line.budget))) for line in seen.board.budgets)
     read = {line.budget for line in seen.board.budgets}
     wide = seen.board.tenant is None  # then those of single tenants are not for here
     others = [r for r in seen.board.rules if r.name not in read and (not wide or r.scope == "global")]
     more = "".join(
         f"<li><strong>{escape(rule.name)}</strong> <span class=muted>{_WHOSE[rule.scope]}, "
         f"{f'limit {_amount(rule.meter, rule.limit)}' if _is_on(rule) else 'switched off'}</span>"
-        f"{_editor(rule, hidden)}</li>"
+        f"{editor(rule)}</li>"
         for rule in others
     )
     listed = f"<ul class=plain>{more}</ul>" if more else ""
@@ -114,29 +130,41 @@ def _budgets(seen: Seen, hidden: str) -> str:
     return f"<section><h2>Budgets</h2><div class=grid>{shown}</div>{listed}</section>"
 
 
-def _budget(line: Balance, rule: Rule | None, hidden: str) -> str:
+def _budget(line: Balance, editor: str) -> str:
     resets = "" if line.resets_at is None else f" · resets {_time(line.resets_at)}"
     numbers = "".join(
         f"<div class={key}><dt>{name}</dt><dd>{_amount(line.meter, getattr(line, field))}</dd></div>"
         for key, name, field in _PARTS
     )
     return (
-        f"<article class=card><h3>{escape(line.budget)}</h3>"
+        f"<article class=card><h3>{escape(line.budget)}</h3><div id='budget-{digest(line.budget)}' data-live>"
         f"<p class=muted>{escape(line.scope)} · {escape(line.window or 'now')} · "
-        f"limit {_amount(line.meter, line.limit)}{resets}</p>{_bar(line)}<dl>{numbers}</dl>"
-        f"{'' if rule is None else _editor(rule, hidden)}</article>"
+        f"limit {_amount(line.meter, line.limit)}{resets}</p>{_bar(line)}<dl>{numbers}</dl></div>"
+        f"{editor}</article>"
     )
 
 
-def _editor(rule: Rule, hidden: str) -> str:
+def _editor(rule: Rule, changed: SetLimit | None, hidden: str) -> str:
     own = "" if rule.limit == rule.policy_limit else f" (the policy says {_amount(rule.meter, rule.policy_limit)})"
     hint = "dollars" if rule.meter == "usd" else rule.meter
     return (
-        f"<details><summary>Edit limit{own}</summary><form method=post action=/limit class=row>{hidden}"
-        f"{_hidden(budget=rule.name)}<label>Limit in {escape(hint)} "
-        f"<input name=limit value='{_written(rule)}' inputmode=decimal size=8></label><button>Set</button>"
-        "<p class=muted>“off” switches it off; empty goes back to the policy.</p></form></details>"
+        f"<details><summary>Edit limit{own}</summary>{_changed(changed)}"
+        f"<form method=post action=/limit class=row>{hidden}{_hidden(budget=rule.name)}"
+        f"<label>Limit in {escape(hint)} "
+        f"<input name=limit value='{_written(rule)}' inputmode=decimal size=8></label>"
+        "<label>For <input name=lasts placeholder=24h size=5></label><button>Set</button>"
+        "<p class=muted>“off” switches it off; empty goes back to the policy; without a time it stays.</p>"
+        "</form></details>"
     )
+
+
+def _changed(one: SetLimit | None) -> str:
+    """Who has set a limit, until when and why."""
+    if one is None:
+        return ""
+    until = "" if one.expires_at is None else f", until {_time(one.expires_at)}"
+    why = f": {escape(one.reason)}" if one.reason else ""
+    return f"<p class=muted>Set {_time(one.since)} by {escape(one.by or 'somebody')}{until}{why}.</p>"
 
 
 def _written(rule: Rule) -> str:
@@ -171,7 +199,7 @@ def _spend(seen: Seen) -> str:
         "<div><dt>at its end, at this pace</dt>"
         f"<dd>{_projected(board.month_spent, board.month_projection)}</dd></div></dl>"
     )
-    return f"<section class=card><h2>Spend by day</h2>{month}{_days(seen)}</section>"
+    return f"<section class=card id=spend data-live><h2>Spend by day</h2>{month}{_days(seen)}</section>"
 
 
 def _projected(spent: str | None, projected: str | None) -> str:
@@ -184,22 +212,40 @@ def _days(seen: Seen) -> str:
         return f"<p>{UNREAD}</p>"
     if not seen.days:
         return "<p class=muted>Nothing was spent in 30 days.</p>"
-    most, spent = seen.most or Decimal(1), {day.key: day.cost for day in seen.days}
-    first, last = seen.days[0].key, seen.days[-1].key
-    days = list(_calendar(date.fromisoformat(first), date.fromisoformat(last)))
-    tall = [max(spent.get(day, Decimal(0)), Decimal(0)) * 100 / most for day in days]
+    today = seen.board.now.astimezone(ZoneInfo(seen.board.timezone)).date()
+    ahead, pace = _ahead(seen, today)
+    first, last = date.fromisoformat(seen.days[0].key), today + timedelta(days=ahead)
+    spent = {day.key: max(day.cost, Decimal(0)) for day in seen.days}
+    coming = {(today + timedelta(days=at + 1)).isoformat() for at in range(ahead)}
+    most = max(seen.most, pace) or Decimal(1)
+    days = [*_calendar(first, last)]
     bars = "".join(
-        f"<rect class=spent x={at * 10 + 1} width=8 y={100 - height:.1f} height={height:.1f} />"
-        for at, height in enumerate(tall)
+        _day(at, (pace if day in coming else spent.get(day, Decimal(0))) * 100 / most, day in coming)
+        for at, day in enumerate(days)
     )
     rows = [(escape(day.key), _dollars(plain(day.cost))) for day in seen.days]
+    then = f", and {ahead} days to come at this pace" if ahead else ""
     return (
         f"<svg class=days viewBox='0 0 {max(len(days), 10) * 10} 100' preserveAspectRatio=none role=img "
-        f"aria-label='Spend by day from {escape(first)} to {escape(last)}'>{bars}</svg>"
-        f"<p class='muted ends'><span>{escape(first)}</span><span>most: {_dollars(plain(seen.most))}</span>"
-        f"<span>{escape(last)}</span></p><details><summary>As a table</summary>"
+        f"aria-label='Spend by day from {first} to {today}{then}'>{bars}</svg>"
+        f"<p class='muted ends'><span>{first}</span><span>most: {_dollars(plain(seen.most))}</span>"
+        f"<span>{last}</span></p><details id=table><summary>As a table</summary>"
         f"{_table(('day', 'spent'), rows, right=(1,))}</details>"
     )
+
+
+def _ahead(seen: Seen, today: date) -> tuple[int, Decimal]:
+    """How many days of the month are to come, and what each will cost at this pace; none where that is not known."""
+    spent, projected = seen.board.month_spent, seen.board.month_projection
+    left = monthrange(today.year, today.month)[1] - today.day
+    if not left or spent is None or projected is None:
+        return 0, Decimal(0)
+    return left, max(Decimal(projected) - Decimal(spent), Decimal(0)) / left
+
+
+def _day(at: int, height: Decimal, coming: bool) -> str:
+    kind = "ahead" if coming else "spent"
+    return f"<rect class={kind} x={at * 10 + 1} width=8 y={100 - height:.1f} height={height:.1f} />"
 
 
 def _calendar(first: date, last: date) -> Iterable[str]:
@@ -211,21 +257,30 @@ def _costs(seen: Seen) -> str:
     if not seen.ledger:
         return ""
     names = [name for name in DIMENSIONS if not (name == "tenant" and seen.board.tenant)]
-    tables = "".join(f"<article class=card><h3>By {name}</h3>{_cost(seen.costs.get(name))}</article>" for name in names)
-    return f"<section><h2>30 days by …</h2><div class=grid>{tables}</div></section>"
+    tables = "".join(
+        f"<article class=card><h3>By {name}</h3>{_cost(name, seen.costs.get(name))}</article>" for name in names
+    )
+    return f"<section id=costs data-live><h2>30 days by …</h2><div class=grid>{tables}</div></section>"
 
 
-def _cost(costs: Sequence[Cost] | None) -> str:
+def _cost(name: Dimension, costs: Sequence[Cost] | None) -> str:
     if costs is None:
         return f"<p>{UNREAD}</p>"
-    rows = [(_named(one), f"{one.calls:,}", _dollars(plain(one.cost))) for one in costs[:_MOST_ROWS]]
+    rows = [(_named(name, one), f"{one.calls:,}", _dollars(plain(one.cost))) for one in costs[:_MOST_ROWS]]
     left = f"<p class=muted>and {len(costs) - _MOST_ROWS} more</p>" if len(costs) > _MOST_ROWS else ""
     return _table(("", "calls", "cost"), rows, right=(1, 2)) + left
 
 
-def _named(one: Cost) -> str:
+def _named(name: Dimension, one: Cost) -> str:
+    """What a row is about; tenants and users lead to the page that is about them."""
     whose = f" <span class=muted>{escape(one.tenant)}</span>" if one.tenant else ""
-    return (escape(one.key) or "<span class=muted>not named</span>") + whose
+    text = escape(one.key) or "<span class=muted>not named</span>"
+    if name not in ("tenant", "user"):
+        return text + whose
+    who = {"tenant": one.key} if name == "tenant" else {"tenant": one.tenant, "user": one.key}
+    if name == "user" and not one.key:
+        who["anonymous"] = "yes"
+    return f"<a href='/?{escape(urlencode(who, errors='replace'))}'>{text}</a>{whose}"
 
 
 def _refusals(seen: Seen) -> str:
@@ -237,7 +292,8 @@ def _refusals(seen: Seen) -> str:
         for one in seen.refusals
     ]  # fmt: skip
     columns = ("when", "why", "budget", "who", "asked for", "times")
-    return f"<section class=card><h2>Refusals</h2>{_listed(columns, rows, 'Nobody was refused.', (4, 5))}</section>"
+    shown = _listed(columns, rows, "Nobody was refused.", (4, 5))
+    return f"<section class=card id=refusals data-live><h2>Refusals</h2>{shown}</section>"
 
 
 def _asked(meter: str, units: int | None) -> str:
@@ -250,9 +306,9 @@ def _answers(seen: Seen) -> str:
     if not seen.ledger:
         return ""
     if seen.answers is None:
-        return f"<section class=card><h2>Answers</h2><p>{UNREAD}</p></section>"
+        return f"<section class=card id=answers data-live><h2>Answers</h2><p>{UNREAD}</p></section>"
     shown = "".join(map(_answer, seen.answers)) or "<p class=muted>There are no answers.</p>"
-    return f"<section class=card><h2>Answers</h2>{shown}</section>"
+    return f"<section class=card id=answers data-live><h2>Answers</h2>{shown}</section>"
 
 
 def _answer(answer: AnswerCost) -> str:
@@ -267,11 +323,17 @@ def _answer(answer: AnswerCost) -> str:
     )
     refused = f" · {answer.refusals} refused" if answer.refusals else ""
     return (
-        f"<details><summary>{_time(answer.began_at)} {escape(answer.feature or 'an answer')} · "
+        f"<details id='answer-{_key(answer)}'><summary>{_time(answer.began_at)} "
+        f"{escape(answer.feature or 'an answer')} · "
         f"{escape(answer.tenant)} {escape(answer.user)} · {_calls(answer)} · "
-        f"{_dollars(plain(answer.cost))}{refused}"
-        f"</summary><ol class=fan aria-label='{_calls(answer)}, ends within {span:.1f} s'>{rows}</ol></details>"
+        f"{_dollars(plain(answer.cost))}{refused}</summary>"
+        f"<ol class=fan aria-label='{_calls(answer)}, by when each ended'>{rows}</ol>"
+        f"<p class='muted ends'><span>A mark is the end of a call.</span><span>{span:.1f} s</span></p></details>"
     )
+
+
+def _key(answer: AnswerCost) -> str:
+    return digest(answer.tenant, answer.user, answer.utterance, answer.began_at.isoformat())
 
 
 def _calls(answer: AnswerCost) -> str:
@@ -299,7 +361,8 @@ def _events(seen: Seen) -> str:
         for one in seen.events
     ]  # fmt: skip
     columns = ("when", "what", "tenant", "by", "")
-    return f"<section class=card><h2>Events</h2>{_listed(columns, rows, 'Nothing happened.')}</section>"
+    shown = _listed(columns, rows, "Nothing happened.")
+    return f"<section class=card id=events data-live><h2>Events</h2>{shown}</section>"
 
 
 def _listed(columns: Sequence[str], rows: Sequence[Sequence[str]] | None, none: str, right: Sequence[int] = ()) -> str:

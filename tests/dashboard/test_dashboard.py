@@ -16,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -53,6 +52,10 @@ def local(tmp_path: Path) -> Iterator[BudgetEngine]:
         yield made
 
 
+def tomorrow() -> str:
+    return f"{datetime.now(UTC) + timedelta(days=1):%m-%d} 00:00"
+
+
 def visiting(engine: BudgetEngine, token: str | None = None, base: str = HERE) -> Any:
     return TestClient(dashboard_app(engine, token), base_url=base, follow_redirects=False)
 
@@ -72,6 +75,13 @@ def text_of(html: str) -> str:
 def csrf_of(client: Any) -> str:
     (token,) = set(re.findall(r"name=csrf value='([^']+)'", client.get("/").text))
     return str(token)
+
+
+def said(client: Any, answer: Any) -> str:
+    """What the next page says of a change, after the time."""
+    assert answer.status_code == 303
+    (sentence,) = re.findall(r"<p class=said role=status>(.*?)</p>", client.get(answer.headers["location"]).text)
+    return text_of(sentence).split(" ", 2)[2]
 
 
 def test_the_page_shows_balances_spend_refusals_and_answers(engine: BudgetEngine) -> None:
@@ -118,7 +128,7 @@ def test_a_limit_is_edited_and_taken_back(engine: BudgetEngine) -> None:
 
     def told(limit: str, budget: str = "user-day") -> str:
         change = {"csrf": csrf, "tenant": "acme", "budget": budget, "limit": limit}
-        return parse_qs(urlsplit(client.post("/limit", data=change).headers["location"]).query)["said"][0]
+        return said(client, client.post("/limit", data=change))
 
     assert told("5") == "The limit of user-day is 5 now."
     engine.release(engine.reserve(call("3")))
@@ -147,6 +157,46 @@ def test_a_budget_that_is_switched_off_is_listed_and_can_be_put_back(engine: Bud
     assert "all global · day · limit $50.00" in text_of(client.get("/").text)
 
 
+def test_a_limit_is_set_for_a_while_and_shows_who_set_it_until_when(engine: BudgetEngine) -> None:
+    client = visiting(engine)
+    change = {"csrf": csrf_of(client), "tenant": "acme", "budget": "user-day", "limit": "5", "lasts": "24h"}
+    assert said(client, client.post("/limit", data=change)) == "The limit of user-day is 5 now."
+    (one,) = engine.overrides()
+    assert abs(one.until_ms - engine.now_ms() - 86_400_000) < 60_000
+    engine.override("rate", 7, tenant="acme", by="ann", reason="a launch")
+    shown = text_of(client.get("/?tenant=acme&user=u1").text)
+    assert re.search(r"Set \d\d-\d\d \d\d:\d\d by dashboard, until \d\d-\d\d \d\d:\d\d", shown)
+    assert re.search(r"Set \d\d-\d\d \d\d:\d\d by ann: a launch", shown)
+    assert "duration" in said(client, client.post("/limit", data={**change, "lasts": "soon"}))
+
+
+def test_a_sentence_about_a_change_is_said_once_and_by_no_link(local: BudgetEngine) -> None:
+    client = visiting(local)
+    where = client.post("/kill", data={"csrf": csrf_of(client), "sure": "yes"}).headers["location"]
+    assert "Stopped." in text_of(client.get(where).text)
+    for again in (where, "/?said=Calls+are+let+in+again."):
+        assert "role=status" not in client.get(again).text
+
+
+def test_a_user_without_a_tenant_is_the_defaults_and_one_without_a_name_can_be_seen(engine: BudgetEngine) -> None:
+    for user in ("u1", None):
+        engine.settle(engine.reserve(call(tenant=None, user=user)), cost="0.125" if user else "0.25")
+    engine.flush()
+    client = visiting(engine)
+    whole = client.get("/").text
+    assert "<a href='/?tenant=default'>default</a>" in whole
+    for user, spent in (("user=u1", "$0.1250"), ("user=&amp;anonymous=yes", "$0.25")):
+        link = f"/?tenant=default&amp;{user}"
+        assert f"<a href='{link}'>" in whole
+        shown = text_of(client.get(link.replace("&amp;", "&")).text)
+        assert f"user-day user · day · limit $2.00 · resets {tomorrow()} spent {spent}" in shown
+    alone = text_of(client.get("/?user=u1").text)
+    assert alone.startswith("default · u1 ")
+    csrf = csrf_of(client)
+    change = {"csrf": csrf, "tenant": "default", "anonymous": "yes", "budget": "user-day", "limit": "5"}
+    assert "anonymous=yes" in client.post("/limit", data=change).headers["location"]
+
+
 def test_what_could_not_be_read_is_unread_and_never_nothing(tmp_path: Path) -> None:
     with BudgetEngine.open("redis://127.0.0.1:1/0", POLICY, ledger=f"sqlite:///{tmp_path}") as away:
         seen = text_of(visiting(away).get("/?tenant=acme&user=u1").text)
@@ -166,8 +216,11 @@ def test_days_without_spend_have_their_place_between_the_others(tmp_path: Path) 
         engine.flush()
         shown = visiting(engine).get("/").text
     (days,) = re.findall(r"<svg class=days.*?</svg>", shown)
-    heights = re.findall(r" height=([0-9.]+) ", days)
+    heights = re.findall(r"rect class=spent .*? height=([0-9.]+) ", days)
     assert heights == ["100.0", *["0.0"] * 19, "100.0"]
+    ahead = {float(height) for height in re.findall(r"rect class=ahead .*? height=([0-9.]+) ", days)}
+    assert days.count("class=ahead") == 21  # until the month ends, each at the pace of the days that were
+    assert all(5 < height < 15 for height in ahead)
     assert "acme u1 · 1 call · $0.10" in text_of(shown)
 
 
@@ -211,6 +264,7 @@ def test_every_answer_has_its_headers(local: BudgetEngine) -> None:
         ({"csrf": None}, {"origin": "null"}),
         ({"csrf": None}, {"origin": "http://["}),
         ({"csrf": None}, {"sec-fetch-site": "cross-site"}),
+        ({"csrf": None}, {"sec-fetch-site": "same-site", "origin": HERE}),
         ({"csrf": None, "reason": "x" * 20_000}, {}),
     ],
 )
@@ -243,6 +297,13 @@ def test_a_token_is_asked_for_and_remembered(local: BudgetEngine) -> None:
     assert stranger.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert stranger.get("/", headers={"authorization": "Bearer wrong"}).status_code == 303
     assert local.kills() == []
+
+
+def test_behind_a_proxy_that_speaks_tls_the_browser_is_asked(local: BudgetEngine) -> None:
+    client = visiting(local, TOKEN, "http://127.0.0.1:8383")
+    headers = {"origin": "https://budgets.example", "sec-fetch-site": "same-origin"}
+    entered = client.post("/sign-in", data={"token": TOKEN}, headers=headers)
+    assert (entered.status_code, "; secure" in entered.headers["set-cookie"].lower()) == (303, True)
 
 
 def test_a_short_token_is_no_token(local: BudgetEngine) -> None:

@@ -117,3 +117,25 @@ def test_a_limit_is_edited_and_refusals_come_by_themselves(browser: Any, url: st
         engine.reserve(Call(model="made-up", tenant="acme", user="u1", amount="1.5"))
     engine.flush()
     page.get_by_role("cell", name="$1.50").wait_for(timeout=20_000)
+
+
+def test_the_page_goes_on_while_somebody_reads_or_edits_in_it(browser: Any, url: str, engine: BudgetEngine) -> None:
+    page = browser.new_context().new_page()
+    page.goto(url)
+    page.get_by_text("Edit limit").click()
+    page.get_by_label("Limit in dollars").fill("1.")
+    answer = page.locator("#answers summary")
+    answer.focus()
+    page.keyboard.press("Enter")
+    page.locator("#answers").get_by_text("router").wait_for()
+    engine.charge(Call(model="made-up", tenant="acme", user="u1", amount="0.5"), cost="0.5")
+    with pytest.raises(BudgetExceeded):
+        engine.reserve(Call(model="made-up", tenant="acme", user="u1", amount="1.75"))
+    engine.flush()
+    page.get_by_role("cell", name="$1.75").wait_for(timeout=20_000)
+    page.locator("article dd", has_text="$0.50").wait_for(timeout=20_000)  # what is spent, above the open editor
+    assert page.get_by_label("Limit in dollars").input_value() == "1."
+    assert page.locator("#answers").get_by_text("router").is_visible()
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    page.keyboard.press("Enter")
+    assert not page.locator("#answers").get_by_text("router").is_visible()
