@@ -21,7 +21,9 @@ from llm_budget_hooks.models import Usage
 
 _log = logging.getLogger("llm_budget_hooks")
 _DELTAS: Final = ("content", "reasoning_content", "refusal", "text", "partial_json", "thinking", "arguments", "delta")
-_COUNTS: Final = tuple(name for name in Usage.__slots__ if name.endswith("_tokens") or name == "searches")
+_COUNTS: Final = tuple(
+    name for name in Usage.__slots__ if name.endswith(("_tokens", "searches")) or name == "containers"
+)
 _RENEW_SHARE: Final = 0.3
 _OPEN: weakref.WeakSet[Meter] = weakref.WeakSet()
 _CLASSES: dict[type, type] = {}

@@ -152,6 +152,8 @@ class Usage:
         input_image_tokens, output_image_tokens: the parts that were images; in the prompt, what no cache had.
         images: how many images were made.
         searches: how many web searches were made.
+        file_searches: how many searches of a vector store were made, where each is billed.
+        containers: how many containers ran code, where each is billed.
         input_characters: letters that were sent to be spoken, where that is what is billed.
         input_ms, output_ms: milliseconds of sound or film that were sent and made, where that is what is billed.
         service_tier: the tier that served; None: the one asked for.
@@ -175,6 +177,8 @@ class Usage:
     cached_image_tokens: int = 0
     images: int = 0
     searches: int = 0
+    file_searches: int = 0
+    containers: int = 0
     input_characters: int = 0
     input_ms: int = 0
     output_ms: int = 0
@@ -186,7 +190,8 @@ class Usage:
             self.input_tokens, self.cached_input_tokens, self.cache_write_tokens, self.cache_write_1h_tokens,
             self.output_tokens, self.reasoning_tokens, self.input_audio_tokens, self.output_audio_tokens,
             self.input_image_tokens, self.output_image_tokens, self.cached_audio_tokens, self.cached_image_tokens,
-            self.images, self.searches, self.input_characters, self.input_ms, self.output_ms,
+            self.images, self.searches, self.file_searches, self.containers, self.input_characters, self.input_ms,
+            self.output_ms,
         )  # fmt: skip
         for count in counts:
             if type(count) is not int or not 0 <= count <= MAX_TOKENS:
@@ -224,7 +229,7 @@ class Usage:
         return count
 
     def _refuse_counts(self) -> None:
-        for name in self.__slots__[:17]:
+        for name in self.__slots__[:19]:
             value = getattr(self, name)
             if value is None:
                 raise ConfigurationError(f"Usage.{name} is None; leave out what is not known")

@@ -16,7 +16,7 @@ from typing import Any, Final
 from llm_budget_hooks.pricing.hours import hours_of
 from llm_budget_hooks.pricing.price import Price
 from llm_budget_hooks.pricing.rates import MAX_RATE, Kind, Sheet, Units, rate_of
-from llm_budget_hooks.pricing.source import Entry
+from llm_budget_hooks.pricing.source import Entry, find
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "input_cost_per_token": "input",
@@ -62,9 +62,17 @@ _SEARCHES: Final[Mapping[str, Decimal]] = {
     "azure": Decimal("0.01"),
     "gemini": Decimal("0.035"),
     "openai": Decimal("0.01"),
+    "xai": Decimal("0.005"),
 }
 """Dollars for a web search where the list has none for the model: the providers' pages have one price for all of
-theirs (Anthropic and OpenAI $10, Gemini up to version 2.5 $35 a thousand)."""
+theirs (Anthropic and OpenAI $10, xAI $5, Gemini up to version 2.5 $35 a thousand)."""
+
+_FILE_SEARCHES: Final[Mapping[str, Decimal]] = {"openai": Decimal("0.0025"), "xai": Decimal("0.0025")}
+"""Dollars for a search of a vector store, which no list has (OpenAI, "Pricing", "Built-in tools"; xAI, "Tools pricing":
+$2.50 a thousand)."""
+
+_BY_USE: Final = ("search", "file_search", "container")
+"""What is charged beside tokens, and makes no price of its own."""
 
 _INCLUSIVE: Final = ("xai",)
 """Providers whose long-context rates hold from the threshold on, not above it."""
@@ -84,7 +92,7 @@ def listed_price(name: str, entry: Entry, cached_share: Decimal) -> Price | None
 
 def _priced(name: str, entry: Entry, cached_share: Decimal) -> Price | None:
     written, units = _written(entry), _units(entry)
-    by_unit = any(unit for key, unit in units._asdict().items() if key != "search")
+    by_unit = any(unit for key, unit in units._asdict().items() if key not in _BY_USE)
     if name.rpartition("/")[2] in _ROUTERS or not _complete(written, entry, by_unit):
         return None
     if max(written.values(), default=0) > MAX_RATE:
@@ -164,7 +172,18 @@ def _complete(written: dict[tuple[Kind, int, str], int], entry: Entry, per_unit:
 
 
 def _units(entry: Entry) -> Units:
-    return Units(_per_call(entry), _per_image(entry), _per_search(entry), *_by_length(entry))
+    provider = str(entry.get("litellm_provider"))
+    tools = (0, 0)
+    if entry.get("mode") in _TEXT_MODES:
+        tools = rate_of(_FILE_SEARCHES.get(provider, 0)), _per_container(provider)
+    return Units(_per_call(entry), _per_image(entry), _per_search(entry), *_by_length(entry), *tools)
+
+
+@cache
+def _per_container(provider: str) -> int:
+    """What the list has, under a name of its own, for a container that runs code at a provider."""
+    found = find(f"{provider}/container")
+    return rate_of(_dollars(found[1].get("code_interpreter_cost_per_session")) or 0) if found else 0
 
 
 def _by_length(entry: Entry) -> tuple[int, int, int]:

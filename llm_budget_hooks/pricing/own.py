@@ -6,7 +6,7 @@
     cached_input = "$0.30"    # also: cache_write, cache_write_1h, reasoning, input_audio, output_audio,
                               # input_image, output_image, cached_audio, cached_image
     per_call = "$0.001"       # dollars each; also: per_image, per_search, per_character,
-                              # per_input_second, per_output_second
+                              # per_input_second, per_output_second, per_file_search, per_container
     max_input_tokens = 200_000
     max_output_tokens = 64_000
 
@@ -55,7 +55,11 @@ _RATES: Final[Mapping[str, Kind]] = {
     "cached_audio": "cached_audio",
     "cached_image": "cached_image",
 }
-_EACH: Final = ("per_call", "per_image", "per_search", "per_character", "per_input_second", "per_output_second")
+_EACH: Final = (
+    "per_call", "per_image", "per_search", "per_character", "per_input_second", "per_output_second", "per_file_search",
+    "per_container",
+)  # fmt: skip
+_TOOLS: Final = ("per_search", "per_file_search", "per_container")
 _MS: Final = 1000
 _LIMITS: Final = ("max_input_tokens", "max_output_tokens")
 _TIERS: Final = tuple(sorted(set(SERVICE_TIERS.values())))
@@ -112,7 +116,7 @@ def _price(
 ) -> Price:
     each = {key: _dollars(f"{place}.{key}", written[key]) for key in _EACH if key in written}
     rates = _rates(place, written, "")
-    _need_plain_rates(place, rates, any(amount for key, amount in each.items() if key != "per_search"))
+    _need_plain_rates(place, rates, any(amount for key, amount in each.items() if key not in _TOOLS))
     for tier in _TIERS:
         if tier in written:
             rates |= _tier_rates(place, written, tier)
@@ -128,8 +132,8 @@ def _price(
 
 
 def _units(each: Mapping[str, int]) -> Units:
-    call, image, search, character, heard, made = (each.get(key, 0) for key in _EACH)
-    return Units(call, image, search, character, -(-heard // _MS), -(-made // _MS))
+    call, image, search, character, heard, made, *tools = (each.get(key, 0) for key in _EACH)
+    return Units(call, image, search, character, -(-heard // _MS), -(-made // _MS), *tools)
 
 
 def _instant(place: str, value: object) -> int:

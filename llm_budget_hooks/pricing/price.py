@@ -74,6 +74,10 @@ class UsageCounts(Protocol):
     @property
     def searches(self) -> int: ...
     @property
+    def file_searches(self) -> int: ...
+    @property
+    def containers(self) -> int: ...
+    @property
     def input_characters(self) -> int: ...
     @property
     def input_ms(self) -> int: ...
@@ -197,7 +201,7 @@ class Price:
         write, write_1h = usage.cache_write_tokens, usage.cache_write_1h_tokens
         rates = self._at(prompt, usage.service_tier or asked_tier)
         fresh, text = prompt - cached - write - write_1h, output - reasoning
-        if min(fresh, text, cached, write, write_1h, reasoning, searches) < 0 or _has_media(usage):
+        if min(fresh, text, cached, write, write_1h, reasoning, searches) < 0 or _has_more(usage):
             return self._rare_cost_nusd(usage, rates)
         total = self._units.call + fresh * rates.input + text * rates.output
         if cached:
@@ -222,6 +226,7 @@ class Price:
         units = self._units
         searches = min(usage.searches, 1) if self.searches_once else usage.searches
         total += max(usage.images, 0) * units.image + max(searches, 0) * units.search
+        total += max(usage.file_searches, 0) * units.file_search + max(usage.containers, 0) * units.container
         total += max(usage.input_characters, 0) * units.character
         total += max(usage.input_ms, 0) * units.input_ms + max(usage.output_ms, 0) * units.output_ms
         return -(-total // self._grains)
@@ -299,7 +304,7 @@ class Price:
         served_as = (f"priced as {self.priced_as}",) if self.priced_as else ()
         cached = usage.cached_input_tokens
         possible = 0 <= cached <= usage.input_tokens and 0 <= usage.reasoning_tokens <= usage.output_tokens
-        if possible and not (usage.cache_write_tokens or usage.cache_write_1h_tokens or _has_media(usage)):
+        if possible and not (usage.cache_write_tokens or usage.cache_write_1h_tokens or _has_more(usage)):
             rateless = cached and "cached" in self.unpriced
             return (*served_as, _at_plain_rate("cached_input_tokens")) if rateless else served_as
         cut = ("counts that cannot be were cut",) if _impossible(usage) else ()
@@ -330,7 +335,7 @@ def _in_grains(table: Brackets, grain: int) -> Brackets:
     return tuple((over, Rates(*(rate // grain for rate in rates))) for over, rates in table)
 
 
-def _has_media(usage: UsageCounts) -> bool:
+def _has_more(usage: UsageCounts) -> bool:
     return bool(
         usage.input_audio_tokens
         or usage.output_audio_tokens
@@ -339,6 +344,8 @@ def _has_media(usage: UsageCounts) -> bool:
         or usage.cached_audio_tokens
         or usage.cached_image_tokens
         or usage.images
+        or usage.file_searches
+        or usage.containers
         or usage.input_characters
         or usage.input_ms
         or usage.output_ms

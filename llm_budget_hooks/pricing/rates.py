@@ -83,6 +83,8 @@ class Units(NamedTuple):
     character: int = 0
     input_ms: int = 0
     output_ms: int = 0
+    file_search: int = 0
+    container: int = 0
 
 
 class Ceiling(NamedTuple):

@@ -73,6 +73,7 @@ def openai(said: Said) -> Usage | None:
         input_ms=_seconds(usage, counts),
         images=pictures(answer),
         searches=_searches(usage, given, answer, counts),
+        **_tools(answer, counts),
     )
 
 
@@ -280,6 +281,19 @@ def _shown_searches(answer: Any) -> int:
             for mark in items(field(field(choice, "message"), "annotations"))
         )
     )
+
+
+def _tools(answer: Any, counts: Counts) -> dict[str, int]:
+    """Searches of vector stores, and containers, in a Responses answer.
+
+    A container that an earlier answer began is billed once, and no answer says which it is: the count is not exact.
+    """
+    found = items(field(answer, "output")) if answer else ()
+    if not found:
+        return {}
+    ran = {str(field(item, "container_id")) for item in found if field(item, "type") == "code_interpreter_call"}
+    counts.exact = counts.exact and not ran
+    return {"file_searches": sum(field(item, "type") == "file_search_call" for item in found), "containers": len(ran)}
 
 
 def _groundings(answer: Any) -> int:

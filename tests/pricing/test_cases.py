@@ -34,6 +34,8 @@ class Counts:
     cached_image_tokens: int = 0
     images: int = 0
     searches: int = 0
+    file_searches: int = 0
+    containers: int = 0
     input_characters: int = 0
     input_ms: int = 0
     output_ms: int = 0
@@ -351,3 +353,18 @@ def test_speech_is_sound_whether_its_usage_says_so_or_not() -> None:
     price = PriceBook().price("gpt-4o-mini-tts")
     told = Usage(input_tokens=10, output_tokens=1000, output_audio_tokens=1000)
     assert price.cost_nusd(told) == price.cost_nusd(replace(told, output_audio_tokens=0)) == 6_000 + 12_000_000
+
+
+def test_file_searches_and_containers_are_billed_beside_tokens() -> None:
+    used = Usage(input_tokens=1000, output_tokens=100, file_searches=2, containers=1)
+    for model, fee in (
+        ("gpt-4o", "0.035"),
+        ("azure/gpt-4o", "0.033"),
+        ("xai/grok-4.3", "0.005"),
+        ("claude-opus-4-6", "0"),
+    ):
+        price = PriceBook().price(model)
+        bare = replace(used, file_searches=0, containers=0)
+        assert to_decimal(price.cost_nusd(used) - price.cost_nusd(bare)) == Decimal(fee), model
+    own = PriceBook({"m": {"input": 1, "output": 1, "per_file_search": "0.01", "per_container": "$0.05"}}).price("m")
+    assert to_decimal(own.cost_nusd(Usage(file_searches=1, containers=2))) == Decimal("0.11")

@@ -21,10 +21,10 @@ UNREAD = {
     r"input_cost_per_audio_per_second(_above_128k_tokens)?": "sound sent to embeddings, by the second",
     r"(input|output)_cost_per_character(_above_128k_tokens)?": "letters of models that charge tokens now",
     r"input_cost_per_text_message": "xAI's realtime messages: a websocket that no hook sees",
-    r"code_interpreter_cost_per_session": "containers, which outlive a call",
     r"google_maps_grounding_cost_per_query": "an answer does not tell it from a search, and costs no more than one",
     r"guardrail_cost_per_unit": "no model",
     # Another way to say what is read.
+    r"code_interpreter_cost_per_session": "containers, under a name of their own: read with the provider's models",
     r"input_cost_per_token_cache_hit": "the cached rate, read where cache_read_input_token_cost lacks",
     r"citation_cost_per_token": "Perplexity's citations, which are read as input and cost as much",
     r"(input|output)_dbu_cost_per_token": "Databricks' units, beside the dollars",
