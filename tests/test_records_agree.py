@@ -22,7 +22,7 @@ steps = st.one_of(
     st.tuples(st.just("once"), names, st.integers(0, 2), st.sampled_from([0, 500, 10**9]), st.booleans()),
     st.tuples(st.just("post"), st.lists(st.tuples(names, names, texts), min_size=1, max_size=4).map(tuple)),
     st.tuples(st.just("take"), st.sampled_from(["me", "you"]), st.booleans(), st.integers(1, 4)),
-    st.tuples(st.just("wait"), st.sampled_from([1, 499, 500, 86_400_000, 29 * 86_400_000])),
+    st.tuples(st.just("wait"), st.sampled_from([-60_000, -1, 1, 499, 500, 86_400_000, 29 * 86_400_000])),
 )
 
 

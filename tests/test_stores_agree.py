@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stores_under_test import Awaited, all_stores, blocking
 
 from llm_budget_hooks.transitions import (
+    CLOCK_STEP_MS,
     MAX_AMOUNT,
     Balances,
     Ending,
@@ -81,6 +82,7 @@ steps = st.one_of(
         st.just("finish"), st.integers(0, 6), st.sampled_from([*Ending]), amounts, *[st.booleans()] * 4
     ),
     st.tuples(st.just("wait"), st.sampled_from([1, 9_999, 10_000, 10_001, 70_000, 200_000, 400_000, 600_000, 950_000])),
+    st.tuples(st.just("wait"), st.sampled_from([-1, -1_000, -10_001, -CLOCK_STEP_MS])),
     st.tuples(st.just("orphans")),
 )  # fmt: skip
 
@@ -175,10 +177,11 @@ def carried_hold(command: Reserve, answer: Any) -> Any:
 def test_every_store_is_the_state_machine(face: str, tmp_path: Path, redis_servers: Any, script: list[Any]) -> None:
     run: Any = blocking if face == "blocking" else Awaited()
     with all_stores(tmp_path, redis_servers, next(NUMBERS)) as stores:
-        now, held = T0 + 1_000, {}
+        now, latest, held = T0 + 1_000, T0 + 1_000, {}
         for step in script:
             if step[0] == "wait":
-                now += step[1]
+                now = max(now + step[1], latest - CLOCK_STEP_MS)
+                latest = max(latest, now)
             else:
                 command = command_of(step, now, held)
                 answers = {name: comparable(run(store, fresh(command))) for name, store in stores.items()}
@@ -192,5 +195,6 @@ def test_every_store_is_the_state_machine(face: str, tmp_path: Path, redis_serve
                 for name, answer in found.items():
                     assert isinstance(answer, Balances)
                     assert answer == found["memory"], (name, read)
+                    assert all(account.spent >= 0 <= account.reserved for account in answer.accounts), (name, read)
         if face == "awaited":
             run.close(*stores.values())

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.transitions import MAX_AMOUNT, Answer, Command, Hold, State, apply
+from llm_budget_hooks.transitions import CLOCK_STEP_MS, MAX_AMOUNT, Answer, Command, Hold, State, apply
 from llm_budget_hooks.transitions.rolling import NEVER, Entry
 
 _OPEN = int(State.OPEN)
@@ -157,8 +157,9 @@ class MemoryCells:
 
     def orphans(self, now_ms: int, limit: int) -> list[str]:
         """See `Cells.orphans`."""
-        self._orphans = {id: until for id, until in self._orphans.items() if until > now_ms}
-        return [*self._orphans][:limit]
+        kept_ms = now_ms - CLOCK_STEP_MS
+        self._orphans = {id: until for id, until in self._orphans.items() if until > kept_ms}
+        return [id for id, until in self._orphans.items() if until > now_ms][:limit]
 
     def revision(self) -> int:
         """See `Cells.revision`."""
@@ -257,8 +258,8 @@ class MemoryStore:
             self._refuse()
         with self._lock:
             now = self.now_ms() if command.now_ms is None else command.now_ms
-            if now >= self._cells.purge_ms:
-                self._cells.purge(now)
+            if now - CLOCK_STEP_MS >= self._cells.purge_ms:
+                self._cells.purge(now - CLOCK_STEP_MS)
             return apply(self._cells, command, now)
 
     async def aexecute(self, command: Command) -> Answer:

@@ -15,7 +15,7 @@ from typing import Any
 from llm_budget_hooks.transitions import MAX_AMOUNT, PROVISIONAL_MS, History, Hold, Rule, Shape, State
 from llm_budget_hooks.transitions.rolling import NEVER, Entry, Log
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCHEMA = (
     """CREATE TABLE cells (
         key TEXT PRIMARY KEY, a INTEGER, b INTEGER, c INTEGER, body TEXT, until INTEGER NOT NULL) WITHOUT ROWID""",
@@ -297,8 +297,8 @@ def _read(row: Sequence[Any]) -> Any:
     numbers = [*map(int, parts)]
     if head == "S":
         return History([*zip(numbers[::2], numbers[1::2], strict=True)])
-    slots = [numbers[at : at + 2] for at in range(2, len(numbers), 2)]
-    return Log(b, a, numbers[0], c, numbers[1], slots)
+    slots = [numbers[at : at + 2] for at in range(3, len(numbers), 2)]
+    return Log(b, a, numbers[0], c, numbers[1], numbers[2], slots)
 
 
 def _columns(cell: Any) -> tuple[int | None, int | None, int | None, str | None]:
@@ -309,7 +309,7 @@ def _columns(cell: Any) -> tuple[int | None, int | None, int | None, str | None]
     if type(cell) is History:
         return None, None, None, "S " + " ".join([f"{at_ms} {value}" for at_ms, value in cell.runs])
     slots = "".join([f" {number} {total}" for number, total in cell.slots])
-    return cell.total, cell.reserved, cell.oldest, f"L {cell.count} {cell.serial}{slots}"
+    return cell.total, cell.reserved, cell.oldest, f"L {cell.count} {cell.serial} {cell.left_ms}{slots}"
 
 
 def _body(hold: Hold) -> str:

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from llm_budget_hooks.errors import ConfigurationError, StoreUnavailable
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.stores.rows import SCHEMA, SCHEMA_VERSION, TABLES, SqliteCells
-from llm_budget_hooks.transitions import Answer, Command, apply
+from llm_budget_hooks.transitions import CLOCK_STEP_MS, Answer, Command, apply
 
 _HEADER = b"SQLite format 3\x00"
 _TABLES = "SELECT user_version FROM pragma_user_version UNION ALL SELECT name FROM sqlite_master WHERE type = 'table'"
@@ -147,7 +147,7 @@ class SqliteStore:
             self._count += 1
             cells.write()
             if self._count % _PURGE_EVERY == 0:
-                cells.purge(now)
+                cells.purge(now - CLOCK_STEP_MS)
             connection.execute("COMMIT")
         except BaseException:
             cells.forget()

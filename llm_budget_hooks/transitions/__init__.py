@@ -1,6 +1,7 @@
 """The pure two-phase state machine, and the commands that every store understands."""
 
 from llm_budget_hooks.transitions.commands import (
+    CLOCK_STEP_MS,
     MAX_AMOUNT,
     NO_LIMIT,
     PROVISIONAL_MS,
@@ -43,6 +44,7 @@ from llm_budget_hooks.transitions.records import (
 )
 
 __all__ = [
+    "CLOCK_STEP_MS",
     "MAX_AMOUNT",
     "NO_LIMIT",
     "PROVISIONAL_MS",

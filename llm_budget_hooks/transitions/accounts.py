@@ -25,13 +25,15 @@ def current(account: list[int] | None, rule: Rule, utterance: list[Any] | None, 
 
 def roll(cells: Cells, key: str, log: rolling.Log, rule: Rule, now: int) -> None:
     """Take what has left the window out of a rolling account."""
-    if log.slots:
-        rolling.trim(log, rule.length_ms, now)
+    changed = bool(log.slots) and rolling.trim(log, rule.length_ms, now)
     gone_ms = now - rule.length_ms
     if log.oldest <= gone_ms:
         total, count, log.oldest = cells.drop(key, gone_ms)
         log.total -= total
         log.count -= count
+        changed = True
+    if changed:
+        log.left_ms = max(log.left_ms, gone_ms)
         cells.change(key, log)
 
 
@@ -49,10 +51,13 @@ def log_take(
 def enter(
     cells: Cells, key: str, log: rolling.Log, rule: Rule, at_ms: int, amount: int, terms: Terms, now: int
 ) -> None:
-    """Book an amount at its reserve instant, unless that has left the window, and save the account."""
+    """Book an amount at its reserve instant, unless that has left the window, and save the account.
+
+    What is taken back is booked only while what it is about is in the sum, whatever the clock shows.
+    """
     length = rule.length_ms
     until = now + length + rolling.width_ms(length) + terms.timeout_ms
-    if amount and at_ms > now - length:
+    if amount and at_ms > now - length and (amount > 0 or at_ms > log.left_ms):
         if log.count < terms.exact_entries:
             log.serial += 1
             log.count += 1
@@ -77,7 +82,7 @@ def log_end(
     now: int,
 ) -> int:
     """In a rolling account, free what a hold reserved and book what it spent; what is spent there now."""
-    log = known if known is not None else rolling.Log()
+    log = known if known is not None else rolling.Log(left_ms=0 if spent > 0 else now)
     roll(cells, key, log, rule, now)
     log.reserved = max(log.reserved - freed, 0)
     enter(cells, key, log, rule, created_ms, spent, terms, now)

@@ -22,6 +22,9 @@ SWEEP_LIMIT: Final = 64
 EXACT_ENTRIES: Final = 10_000
 """How many live entries of a rolling window are kept singly."""
 
+CLOCK_STEP_MS: Final = 60_000
+"""How far a clock may step back: so much longer than it can be asked for a record is kept."""
+
 
 class Meter(IntEnum):
     """What a rule counts, and so what becomes of its amount when the hold ends."""

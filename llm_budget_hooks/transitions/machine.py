@@ -163,7 +163,7 @@ def _check(
         kind = rule.kind
         if kind == _ROLLING:
             if account is None:
-                account = accounts[at] = rolling.Log()
+                account = accounts[at] = rolling.Log(left_ms=now - 1)
             else:
                 roll(cells, command.keys[at], account, rule, now)
             spent, held = account.total, account.reserved

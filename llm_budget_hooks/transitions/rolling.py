@@ -27,6 +27,8 @@ class Log:
         count: how many entries are kept singly.
         oldest: the instant of the first of these, `NEVER` if there is none.
         serial: how many entries there ever were; tells entries of one instant apart.
+        left_ms: all up to this instant has left, and stays so where the clock steps back: nothing of it can be
+            taken back.
         slots: ``[number, sum]`` of what is not kept singly, oldest first.
     """
 
@@ -35,6 +37,7 @@ class Log:
     count: int = 0
     oldest: int = NEVER
     serial: int = 0
+    left_ms: int = 0
     slots: list[list[int]] = field(default_factory=list)
 
 
@@ -47,11 +50,12 @@ def _oldest_slot(length_ms: int, now_ms: int) -> int:
     return (now_ms - length_ms + 1) // width_ms(length_ms)
 
 
-def trim(log: Log, length_ms: int, now_ms: int) -> None:
-    """Drop the slots that have left the window wholly."""
-    oldest = _oldest_slot(length_ms, now_ms)
+def trim(log: Log, length_ms: int, now_ms: int) -> bool:
+    """Drop the slots that have left the window wholly; whether there were any."""
+    oldest, count = _oldest_slot(length_ms, now_ms), len(log.slots)
     while log.slots and log.slots[0][0] < oldest:
         log.total -= log.slots.pop(0)[1]
+    return len(log.slots) < count
 
 
 def coarse(log: Log, at_ms: int, amount: int, length_ms: int, now_ms: int) -> None:

@@ -46,7 +46,7 @@ if not h then
     write_hold(id, {
       state = RELEASED, created = now, deadline = now, timeout = 0, cost = -1, tokens = -1, until_ = now + T.remember,
       n = 0, m = 0, shape = '', names = {'', ''},
-    }, T.remember)
+    }, T.remember + STEP)
   end
   return answer(5)
 end

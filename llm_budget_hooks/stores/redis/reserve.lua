@@ -118,7 +118,7 @@ for i = 1, n do
     amounts[i] = 0
   end
   if kind == ROLLING then
-    accounts[i] = read_log(raw)
+    accounts[i] = read_log(raw, now - 1)
     if raw then roll(key_of(i), accounts[i], rules[r + 6], now) end
     spent, held = accounts[i][2], accounts[i][1]
   else
@@ -179,7 +179,7 @@ if mode >= 2 then
   spent = doubles(now_spent, n)
   if T.outbox > 0 then post('settled', id, '', now, names[2], actual, T.outbox) end
   h.state, h.until_, h.n, h.m, h.shape, h.names = SETTLED, now + T.remember, 0, 0, '', {names[1], ''}
-  write_hold(id, h, T.remember)
+  write_hold(id, h, T.remember + STEP)
 else
   enter(id, h)
   local texts = string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - #actual - #history - 4)

@@ -3,7 +3,7 @@
 -- Stored, all under KEYS[1] = "lbh:{namespace}:", so that one cluster slot holds a namespace. Numbers are packed
 -- doubles (whole, up to 2^53), times are ms since the epoch, amounts are in the meter's unit (nano-dollars for usd).
 --   a:<account>            spent, reserved, start            or, of a rolling window:
---                          reserved, total, count, oldest, serial, then per slot: number, sum
+--                          reserved, total, count, oldest, serial, until when all has left, then per slot: number, sum
 --   e:<account>            sorted set of a rolling window's entries by instant: serial, amount
 --   u:<utterance>          start, last, calls, then the accounts it was counted in, each followed by a space
 --   h:<hold>               state, created, deadline, timeout, cost, tokens, until, number of rules and scopes,
@@ -35,6 +35,7 @@ local STAMP, STAMP_EVERY, GAP, GAPS = 34560000000, 100, 500, 224
 local SWEEP_LIMIT = 64
 local GAUGE_TTL = 172800000
 local PROVISIONAL = 172800000 -- a hold that was charged what it held is kept so much longer than known, for a late truth
+local STEP = 60000 -- how far a clock may step back: what is known until some instant is kept so much longer
 local UNSWEPT = 3024000000 -- 35 days: an open hold outlives every window it can be charged in
 local RULE = 'BBBddd'
 local empty = true -- whether the global index of open holds may have been empty
@@ -90,13 +91,14 @@ local function expiry(kind, ends, length, start, T, now)
   return now + max(GAUGE_TTL, 2 * T.timeout)
 end
 
-local function read_log(raw)
-  if not raw then return {0, 0, 0, NEVER, 0, ''} end
-  local reserved, total, count, oldest, serial = unpack_('<ddddd', raw)
-  return {reserved, total, count, oldest, serial, string.sub(raw, 41)}
+-- The account of a rolling window; a new one, of which all up to an instant has left, if there is none.
+local function read_log(raw, left)
+  if not raw then return {0, 0, 0, NEVER, 0, '', left} end
+  local reserved, total, count, oldest, serial, gone = unpack_('<dddddd', raw)
+  return {reserved, total, count, oldest, serial, string.sub(raw, 49), gone}
 end
 
-local function log_text(log) return pack('<ddddd', log[1], log[2], log[3], log[4], log[5]) .. log[6] end
+local function log_text(log) return pack('<dddddd', log[1], log[2], log[3], log[4], log[5], log[7]) .. log[6] end
 
 -- Take what has left the window out of a rolling account.
 local function roll(key, log, length, now)
@@ -108,17 +110,21 @@ local function roll(key, log, length, now)
   end
   if at > 1 then log[6] = string.sub(slots, at) end
   local gone = now - length
-  if log[4] > gone then return end
-  local name, upto = root .. 'e:' .. key, string.format('%d', gone)
-  local dead = call('ZRANGEBYSCORE', name, '-inf', upto)
-  for d = 1, #dead do
-    local _, amount = unpack_('<dd', dead[d])
-    log[2] = log[2] - amount
+  if log[4] <= gone then
+    local name, upto = root .. 'e:' .. key, string.format('%d', gone)
+    local dead = call('ZRANGEBYSCORE', name, '-inf', upto)
+    for d = 1, #dead do
+      local _, amount = unpack_('<dd', dead[d])
+      log[2] = log[2] - amount
+    end
+    log[3] = log[3] - #dead
+    call('ZREMRANGEBYSCORE', name, '-inf', upto)
+    local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')
+    log[4] = first[2] and tonumber(first[2]) or NEVER
+  elseif at == 1 then
+    return
   end
-  log[3] = log[3] - #dead
-  call('ZREMRANGEBYSCORE', name, '-inf', upto)
-  local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')
-  log[4] = first[2] and tonumber(first[2]) or NEVER
+  log[7] = max(log[7], gone)
   call('SET', root .. 'a:' .. key, log_text(log), 'KEEPTTL')
 end
 
@@ -141,11 +147,12 @@ local function coarse(log, length, at_ms, amount, now)
   end
 end
 
--- Book an amount at its reserve instant, unless that has left the window, and save the account.
+-- Book an amount at its reserve instant, unless that has left the window, and save the account. What is taken back is
+-- booked only while what it is about is in the sum, whatever the clock shows.
 local function log_amount(key, log, length, at_ms, amount, T, now)
   local width = width_of(length)
   local ttl = length + width + T.timeout
-  if amount ~= 0 and at_ms > now - length then
+  if amount ~= 0 and at_ms > now - length and (amount > 0 or at_ms > log[7]) then
     if log[3] < T.exact then
       log[2] = log[2] + amount
       local name = root .. 'e:' .. key
@@ -284,7 +291,7 @@ local function end_hold(id, h, state, cost, tokens, T, now, actual)
       if freed ~= 0 or target ~= before then
         local length, start = rules[r + 6], h.starts[i]
         if kind == ROLLING then
-          local log = read_log(accounts[i])
+          local log = read_log(accounts[i], target > before and 0 or now)
           if accounts[i] then roll(key, log, length, now) end
           log[1] = max(log[1] - freed, 0)
           log_amount(key, log, length, h.created, target - before, T, now)
@@ -311,9 +318,9 @@ local function end_hold(id, h, state, cost, tokens, T, now, actual)
     h.cost, h.tokens, h.n, h.m, h.shape, h.names = cost, tokens, 0, 0, '', {h.content, ''}
   elseif state == EXPIRED then
     call('ZADD', root .. 'x', h.until_, id)
-    call('PEXPIRE', root .. 'x', T.remember)
+    call('PEXPIRE', root .. 'x', T.remember + STEP)
   end
-  write_hold(id, h, T.remember + ((state == EXPIRED or state == CHARGED) and PROVISIONAL or 0))
+  write_hold(id, h, T.remember + STEP + ((state == EXPIRED or state == CHARGED) and PROVISIONAL or 0))
   return doubles(booked, count)
 end
 
@@ -350,5 +357,5 @@ local function sweep(scopes, T, now)
       end
     end
   end
-  call('ZREMRANGEBYSCORE', root .. 'x', '-inf', now)
+  call('ZREMRANGEBYSCORE', root .. 'x', '-inf', now - STEP)
 end
