@@ -28,6 +28,7 @@ from llm_budget_hooks.stores.redis.topology import Topology
 from llm_budget_hooks.transitions import Answer, Command, Ended, Epoch, Finish, Mode, Reserve, Verdict
 
 _STAMP_MS: Final = 100
+_FORBIDDEN: Final = ("Unknown Redis command", "not allowed from script", "NOPERM", "no permissions", "can't run this")
 _REFUSALS: Final = (
     exceptions.AuthenticationError,
     exceptions.BusyLoadingError,
@@ -160,7 +161,8 @@ class RedisStore:
         """Look at the server once, on a connection that is closed again; one that is away is left for later.
 
         Raises:
-            ConfigurationError: it evicts keys, and the policy does not allow that.
+            ConfigurationError: it evicts keys, and the policy does not allow that; or it does not let scripts use what
+                they need.
         """
         looking = RedisStore(
             self._url, namespace=self._namespace, timeout_s=self._timeout_s, allow_eviction=self._allow_eviction
@@ -168,8 +170,9 @@ class RedisStore:
         looking.kept_elsewhere = True
         try:
             looking.execute(Epoch())
-        except StoreUnavailable:
-            pass
+        except StoreUnavailable as error:
+            if _forbidden(error.__cause__):
+                raise ConfigurationError(str(error)) from error
         finally:
             looking.close()
 
@@ -265,6 +268,11 @@ def _refused(error: exceptions.RedisError) -> bool:
     return ended or isinstance(error, _REFUSALS)
 
 
+def _forbidden(error: object) -> bool:
+    """Whether a server has a command renamed, disabled, or forbidden to this user."""
+    return isinstance(error, exceptions.ResponseError) and any(word in str(error) for word in _FORBIDDEN)
+
+
 def _trouble(error: exceptions.RedisError, timeout_s: float) -> str:
     text = str(error)
     if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
@@ -285,6 +293,10 @@ def _trouble(error: exceptions.RedisError, timeout_s: float) -> str:
         return "is in a cluster that is down."
     if isinstance(error, MasterNotFoundError):
         return "cannot be found: no sentinel that answers knows the service that the URL names."
+    if _forbidden(error):
+        return (
+            "does not let scripts use a command that they need: TIME, GET, SET and others must be allowed in scripts."
+        )
     if isinstance(error, exceptions.InvalidResponse):
         return "does not answer as a Redis does."
     if isinstance(error, exceptions.ConnectionError):
