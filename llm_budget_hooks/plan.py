@@ -143,7 +143,8 @@ class Planner:
     def __init__(self, policy: Policy, prices: PriceBook, *, outbox: bool = False) -> None:
         self.policy = policy
         self.prices = prices
-        self.terms = replace(terms_of(policy), outbox_max=policy.outbox_max if outbox else 0)
+        self.terms = replace(terms_of(policy), outbox_max=policy.outbox_max)
+        self._followed = outbox
         self._steps = {name: StepBudget(parse_nusd(value), policy.step_tokens) for name, value in policy.steps.items()}
         self._step = StepBudget(parse_nusd(policy.step_budget), policy.step_tokens)
         self._flat = None if policy.unknown_price == "refuse" else parse_nusd(policy.unknown_price)
@@ -228,7 +229,7 @@ class Planner:
     def _note(self, call: Call, tenant: str, user: str, nusd: int, basis: Basis, price: Price | None) -> str:
         """What the hold tells of the call: all that the ledger wants, where there is one."""
         key = call.model if price is None else price.model
-        if self.terms.outbox_max:
+        if self._followed:
             return run_facts(
                 tenant, user, call.utterance, call.feature, call.step, call.model, nusd, basis, key,
                 call.service_tier,

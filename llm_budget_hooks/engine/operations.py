@@ -52,6 +52,7 @@ from llm_budget_hooks.transitions import (
     Reserved,
     State,
     Verdict,
+    for_ledger,
 )
 
 _log = logging.getLogger("llm_budget_hooks")
@@ -185,7 +186,7 @@ class Operations(Answers):
             at_ms = hold.created_ms if hold is not None else None
             known, remarks = self._cost_at(usage, model, price, note.tier, at_ms)
         final = usage is not None or cost is not None
-        actual = run_actual(model, known, usage, flags=_flags(final, known, remarks)) if self._followed else ""
+        actual = run_actual(model, known, usage, flags=_flags(final, known, remarks))
         tokens = usage.total_tokens if usage else None
         finish = Finish(hold_key(id), Ending.SETTLE, terms, known, tokens, final, actual=actual)
         answer = yield from self._finish(finish, None)
@@ -197,14 +198,15 @@ class Operations(Answers):
         """The command that settles a hold which its owner carries."""
         known = None if cost is None else checked_cost("settle", "cost", cost)
         tokens, remarks = None, _NO_REMARKS
+        told = self._followed or for_ledger(held._note)
         if usage is not None:
             tokens = usage.input_tokens + usage.output_tokens
             if known is None:
                 price, tier = held._price, held.call.service_tier
-                known, remarks = self._cost_at(usage, model, price, tier, held._created_ms)
+                known, remarks = self._cost_at(usage, model, price, tier, held._created_ms, told)
         final = usage is not None or cost is not None
         terms = self._planner.terms
-        actual = run_actual(model, known, usage, flags=_flags(final, known, remarks)) if self._followed else ""
+        actual = run_actual(model, known, usage, flags=_flags(final, known, remarks)) if told else ""
         samples = self._samples(held, usage, known) if final and held._histories is not None else ()
         now = self._given_ms()
         return Finish(held._key, Ending.SETTLE, terms, known, tokens, final, None, False, now, samples, actual)
@@ -218,16 +220,22 @@ class Operations(Answers):
         return ((output, usage.output_tokens), *costs) if output and usage is not None else tuple(costs)
 
     def _cost_at(
-        self, usage: Usage, served: str | None, price: Price | None, tier: str | None, at_ms: int | None
+        self,
+        usage: Usage,
+        served: str | None,
+        price: Price | None,
+        tier: str | None,
+        at_ms: int | None,
+        told: bool = True,
     ) -> tuple[int | None, tuple[str, ...]]:
-        """The price of a usage at the instant of its reserve, as the model that served, and what is to say of it."""
+        """The price of a usage at the instant of its reserve, as the model that served, and remarks on it."""
         if price is None:
             price = self._planner.price(served) if served else None
             if price is None:
                 return None, _NO_REMARKS
         elif served is not None or price.changes:
             price = self.prices.served(price, served, at_ms=at_ms)
-        return price.cost_nusd(usage, asked_tier=tier), price.remarks(usage) if self._followed else _NO_REMARKS
+        return price.cost_nusd(usage, asked_tier=tier), price.remarks(usage) if told else _NO_REMARKS
 
     def _unsent(self, finish: Finish, held: Reservation, error: StoreUnavailable) -> None:
         """Keep a settle that the store did not take, with what it needs to be booked later."""
@@ -417,7 +425,7 @@ class Operations(Answers):
         known, remarks = checked_cost("charge", "cost", cost) if cost is not None else None, _NO_REMARKS
         if known is None and usage is not None:
             price = self._planner.price(call.model)
-            known, remarks = self._cost_at(usage, None, price, call.service_tier, None)
+            known, remarks = self._cost_at(usage, None, price, call.service_tier, None, self._followed)
             if known is None:
                 unknown = PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
                 yield from self._turned_away(call, unknown)

@@ -351,7 +351,7 @@ class Planning:
         drain = self._trail.drain
         if drain is None and not (change and self._store.shared):
             return
-        entry = Post(((kind, id or unique(), text),), self.policy.outbox_max, self.now_ms())
+        entry = Post(((kind, id or unique(), text),), self._planner.terms.outbox_max, self.now_ms())
         if self._outage.active and self._outage.keep_post(entry):
             return
         try:

@@ -26,6 +26,7 @@ from llm_budget_hooks.transitions.commands import (
     State,
     Terms,
     Verdict,
+    for_ledger,
 )
 from llm_budget_hooks.transitions.machine import Answer, Command, apply
 from llm_budget_hooks.transitions.records import (
@@ -84,4 +85,5 @@ __all__ = [
     "Terms",
     "Verdict",
     "apply",
+    "for_ledger",
 ]

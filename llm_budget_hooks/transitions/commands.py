@@ -149,6 +149,11 @@ class Shape:
         return Shape, (self.rules,)
 
 
+def for_ledger(note: str) -> bool:
+    """Whether a hold's note has what a ledger wants, and each of its ends leaves a row: it is a JSON array then."""
+    return note[:1] == "["
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The intervals of a policy that a store needs, in milliseconds, and a few numbers.
@@ -157,7 +162,8 @@ class Terms:
         timeout_ms, remember_ms, utterance_timeout_ms: the policy's intervals.
         utterance_max_calls: the calls of one utterance.
         exact_entries: how many live entries of a rolling window are kept singly.
-        outbox_max: how many rows wait for the ledger at most; 0: there is no ledger, and none are written.
+        outbox_max: how many rows wait for the ledger at most; 0: none are written. Whether a hold has rows is said by
+            its note, see `for_ledger`: whoever ends it need not have a ledger.
     """
 
     timeout_ms: int = 600_000

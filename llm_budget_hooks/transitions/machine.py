@@ -35,6 +35,7 @@ from llm_budget_hooks.transitions.commands import (
     State,
     Terms,
     Verdict,
+    for_ledger,
 )
 
 Command = (
@@ -262,7 +263,7 @@ def _admit(
     if charged:
         spent = tuple([a.total if type(a) is rolling.Log else a[0] for a in accounts])
         _close(hold, _SETTLED, None, None, terms, now)
-        if terms.outbox_max:
+        if terms.outbox_max and for_ledger(command.note):
             cells.post(("settled", command.id, "", now, command.note, command.actual), terms.outbox_max)
     else:
         cells.enter(command.id, command.scopes, deadline)
@@ -405,7 +406,7 @@ def _end(
         cells.leave(id, hold.scopes, hold.deadline_ms)
     elif was == _EXPIRED:
         cells.expired(id, 0)
-    if terms.outbox_max:
+    if terms.outbox_max and for_ledger(hold.note):
         cells.post((_KINDS[state], id, _KINDS[was], now, hold.note, actual), terms.outbox_max)
     _close(hold, state, cost_nusd, tokens, terms, now)
     if state == _EXPIRED:

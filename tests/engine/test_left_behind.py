@@ -150,6 +150,33 @@ def test_changes_made_without_a_ledger_are_in_the_ledger_of_whoever_has_one(shar
         assert [run.booked_nusd for run in service.ledger.runs().items] == [100_000_000]
 
 
+def test_a_hold_that_somebody_without_a_ledger_ends_is_in_the_ledger_of_who_took_it(
+    shared_url: str, tmp_path: Path
+) -> None:
+    rules = {"budgets": [USER_DAY], "prices": PRICES, "store_timeout": "10s", "reservation_timeout": "1500ms"}
+    used = Usage(input_tokens=1000, output_tokens=100)
+    with (
+        BudgetEngine.open(shared_url, rules) as other,
+        BudgetEngine.open(shared_url, rules, ledger=f"sqlite:///{tmp_path / 'ledger.db'}") as service,
+    ):
+        held = service.reserve(call("0.20"))
+        other.settle(pickle.loads(pickle.dumps(service.reserve(call()))), usage=used)
+        other.settle(service.reserve(call()).id, usage=used)
+        other.release(service.reserve(call()).id)
+        other.settle(other.reserve(call()), cost="0.07")
+        other.charge(call(), cost="0.05")
+        time.sleep(1.6)
+        assert other.status(tenant="acme", user="u1")[0].spent == Decimal("0.324")
+        assert sorted((row.status, row.booked_nusd, row.output_tokens) for row in runs_of(service)) == [
+            ("expired", 200_000_000, 0),
+            ("released", 0, 0),
+            ("settled", 2_000_000, 100),
+            ("settled", 2_000_000, 100),
+        ]
+        other.settle(held.id, cost="0.01")
+        assert sum(row.booked_nusd for row in runs_of(service)) == 14_000_000
+
+
 def test_a_usage_without_a_price_is_charged_at_its_estimate_and_flagged_b020(opened: Opened) -> None:
     engine = opened(USER_DAY)
     engine.settle(engine.reserve(call("0.08", model="unheard-of")), usage=Usage(input_tokens=5, output_tokens=7))

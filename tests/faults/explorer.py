@@ -44,6 +44,7 @@ from llm_budget_hooks.transitions import (
 T0 = 1_764_000_000_000
 DAY = 86_400_000
 HELD, LIMIT = 4, 9
+NOTE = "[]"
 TERMS = Terms(timeout_ms=1_000, remember_ms=100_000, outbox_max=100)
 SHAPE = Shape((
     Rule("money", "global", Meter.USD, Kind.CALENDAR, LIMIT, T0 + DAY, DAY),
@@ -137,7 +138,7 @@ class Run:
         alone = self.walk.ways[who] == "alone"
         command = Reserve(
             f"h{who}", "", SHAPE, KEYS, (HELD, 1), SCOPES, "", TERMS, T0, T0 + DAY,
-            mode=Mode.REPLAY if alone else Mode.HOLD, actual=f"journal{who} 1" if alone else "",
+            mode=Mode.REPLAY if alone else Mode.HOLD, note=NOTE, actual=f"journal{who} 1" if alone else "",
         )  # fmt: skip
         bury = Finish(f"h{who}", Ending.RELEASE, TERMS, bury=True)
         if fault == "overtaken" and not alone:
@@ -146,7 +147,7 @@ class Run:
         if answer.verdict == Verdict.ADMITTED:
             self.holds[who] = Hold(
                 "", 0, answer.created_ms, answer.deadline_ms, TERMS.timeout_ms, SHAPE, KEYS, SCOPES, answer.held,
-                answer.starts,
+                answer.starts, NOTE,
             )  # fmt: skip
         if alone:
             self.beyond += HELD

@@ -177,7 +177,7 @@ if mode >= 2 then
   local now_spent = {}
   for i = 1, n do now_spent[i] = rules[6 * (i - 1) + 2] == ROLLING and accounts[i][2] or accounts[i][1] end
   spent = doubles(now_spent, n)
-  if T.outbox > 0 then post('settled', id, '', now, names[2], actual, T.outbox) end
+  if T.outbox > 0 and for_ledger(names[2]) then post('settled', id, '', now, names[2], actual, T.outbox) end
   h.state, h.until_, h.n, h.m, h.shape, h.names = SETTLED, now + T.remember, 0, 0, '', {names[1], ''}
   write_hold(id, h, T.remember + STEP)
 else

@@ -198,6 +198,11 @@ local function frees_at(key, log, need, length)
   return last and freed >= need and last + length or 0
 end
 
+-- Whether a hold's note has what a ledger wants, so that each of its ends leaves a row: a JSON array.
+local function for_ledger(note)
+  return string.byte(note) == 91
+end
+
 -- Append a row to the stream for the ledger, or count that there was no room for it.
 local function post(kind, id, was, now, facts, actual, most)
   if call('XLEN', root .. 'q') >= most then
@@ -311,7 +316,7 @@ local function end_hold(id, h, state, cost, tokens, T, now, actual)
   end
   if h.state == OPEN then leave(id, h) end
   if h.state == EXPIRED then call('ZREM', root .. 'x', id) end
-  if T.outbox > 0 then post(KINDS[state], id, KINDS[h.state], now, h.note, actual or '', T.outbox) end
+  if T.outbox > 0 and for_ledger(h.note) then post(KINDS[state], id, KINDS[h.state], now, h.note, actual or '', T.outbox) end
   local count = h.n
   h.state, h.until_ = state, now + T.remember
   if state == SETTLED then
