@@ -142,17 +142,33 @@ class LiteLLMBooks(_Remote):
     """The spend logs of a LiteLLM proxy, with its master key or an admin's."""
 
     def lines(self, since: date, until: date) -> Iterator[Billed]:
-        """See `Books.lines`. Each logged call is a line; what the proxy served from its cache costs nothing."""
-        last = until - timedelta(days=1)
-        query: Query = [("start_date", f"{since} 00:00:00"), ("end_date", f"{last} 23:59:59")]
-        query += [("page_size", _ROWS_AT_ONCE), ("sort_by", "startTime"), ("sort_order", "asc")]
-        path = "/spend/logs/v2"
-        for number in range(1, _MOST_PAGES):
-            found = self._get(path, [*query, ("page", number)])
-            for row in _tables(path, found, "data"):
+        """See `Books.lines`. Each logged call is a line; what the proxy served from its cache costs nothing.
+
+        The proxy's own count of pages ends at 10,000 rows, so each day is read until a page is not full.
+        """
+        day = since
+        while day < until:
+            seen: set[str] = set()  # a row that is written meanwhile moves others to the next page
+            for row in self._rows(day):
+                name = str(row.get("request_id") or "")
+                if name in seen or _read(day_of, row.get("startTime")) != day:
+                    continue
+                seen |= {name} - {""}
                 if row.get("status") != "failure" or row.get("spend"):
                     yield _read(_litellm, row)
-            if number >= _read(count_of, found.get("total_pages") or 0):
+            day += timedelta(days=1)
+
+    def _rows(self, day: date) -> Iterator[dict[str, Any]]:
+        """All that began on a day, and what began as it ended."""
+        path = "/spend/logs/v2"
+        query: Query = [("start_date", f"{day} 00:00:00"), ("end_date", f"{day + timedelta(days=1)} 00:00:00")]
+        query += [("page_size", _ROWS_AT_ONCE), ("sort_by", "startTime"), ("sort_order", "asc")]
+        for number in range(1, _MOST_PAGES):
+            found = self._get(path, [*query, ("page", number)])
+            rows = _tables(path, found, "data")
+            yield from rows
+            full = _read(count_of, found.get("page_size") or _ROWS_AT_ONCE)
+            if number >= _read(count_of, found.get("total_pages") or 0) and len(rows) < full:
                 return
         raise BooksUnavailable(f"{path} has more pages than anybody reads.")
 

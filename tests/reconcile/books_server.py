@@ -112,3 +112,30 @@ def anthropic_usage(model: str, fresh: int, read: int, written: int, outputs: in
         "server_tool_use": {"web_search_requests": 0}, "api_key_id": None, "workspace_id": None, "model": model,
         "service_tier": tier, "context_window": "0-200k",
     }  # fmt: skip
+
+
+def spend_row(number: int, at: str, spend: float, **more: Any) -> dict[str, Any]:
+    """A row of LiteLLM's spend logs, as ``/spend/logs/v2`` gives it."""
+    return {
+        "request_id": f"chatcmpl-{number}", "call_type": "acompletion", "api_key": "hash", "spend": spend,
+        "total_tokens": 1100, "prompt_tokens": 1000, "completion_tokens": 100, "startTime": at, "endTime": at,
+        "completionStartTime": at, "model": "gpt-4o", "model_id": "", "model_group": "prod", "user": "",
+        "custom_llm_provider": "openai", "metadata": {}, "cache_hit": "False", "team_id": None, "status": "success",
+        **more,
+    }  # fmt: skip
+
+
+def spend_logs(rows: list[dict[str, Any]], *, most: int = 10_000, page_size: int | None = None) -> Route:
+    """LiteLLM's route: rows that began between two instants, both included; the count of them ends at `most`."""
+
+    def answer(query: dict[str, list[str]]) -> dict[str, Any]:
+        begins, ends = (f"{query[name][0]}+00:00".replace(" ", "T") for name in ("start_date", "end_date"))
+        size, number = page_size or int(query["page_size"][0]), int(query["page"][0])
+        found = sorted((row for row in rows if begins <= row["startTime"] <= ends), key=lambda row: row["startTime"])
+        total = min(len(found), most)
+        return {
+            "data": found[(number - 1) * size : number * size], "total": total, "page": number, "page_size": size,
+            "total_pages": -(-total // size), "total_is_capped": len(found) > most,
+        }  # fmt: skip
+
+    return answer

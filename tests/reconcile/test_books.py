@@ -21,6 +21,8 @@ from books_server import (
     openai_cost,
     openai_usage,
     paged,
+    spend_logs,
+    spend_row,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -176,24 +178,39 @@ def test_anthropics_reports_are_cents_and_cached_lines_add_up(server: BooksServe
 
 def test_the_spend_logs_of_a_litellm_proxy_are_read_page_by_page(server: BooksServer, kept: Kept) -> None:
     rows = [
-        {"model": "openai/gpt-4o", "spend": 0.25, "prompt_tokens": 1000, "completion_tokens": 100, "status": "success",
-         "startTime": "2026-11-01T10:00:00Z"},
-        {"model": "gpt-4o", "spend": 0.0, "prompt_tokens": 0, "completion_tokens": 0, "status": "failure",
-         "startTime": "2026-11-01T10:00:00Z"},
-        {"model": "gpt-4o", "spend": 0.05, "prompt_tokens": 10, "completion_tokens": 1, "status": "success",
-         "startTime": "2026-11-01T10:00:00.123000+00:00"},
-    ]  # fmt: skip
-
-    def logs(query: dict[str, list[str]]) -> dict[str, Any]:
-        at = int(query["page"][0]) - 1
-        return {"data": rows[at : at + 1], "total": 3, "page": at + 1, "page_size": 1, "total_pages": 3}
-
-    server.routes = {"/spend/logs/v2": logs}
+        spend_row(1, "2026-11-01T10:00:00+00:00", 0.25, model="openai/gpt-4o"),
+        spend_row(2, "2026-11-01T10:00:00+00:00", 0.0, status="failure", prompt_tokens=0, completion_tokens=0),
+        spend_row(3, "2026-11-01T23:59:59.900000+00:00", 0.05),
+        spend_row(4, "2026-11-02T00:00:00+00:00", 0.40),
+    ]
+    server.routes = {"/spend/logs/v2": spend_logs(rows, page_size=1)}
     kept.call("gpt-4o", "0.05", 10, 1)
     (line,) = kept.against(LiteLLMBooks(KEY, server.url)).flagged
     assert (line.billed, line.cause) == (Decimal("0.3"), "calls the ledger never saw: 1 of 2")
-    assert server.requests[0][1]["start_date"] == ["2026-11-01 00:00:00"]
-    assert server.requests[0][1]["end_date"] == ["2026-11-01 23:59:59"]
+    assert {query["start_date"][0] for _, query, _ in server.requests} == {"2026-11-01 00:00:00"}
+    both = list(LiteLLMBooks(KEY, server.url).lines(DAY, date(2026, 11, 3)))
+    assert [(line.day, line.cost) for line in both] == [
+        (DAY, Decimal("0.25")), (DAY, Decimal("0.05")), (NEXT, Decimal("0.4")),
+    ]  # fmt: skip
+
+
+def test_spend_logs_are_read_beyond_the_rows_that_the_proxy_counts(server: BooksServer) -> None:
+    rows = [spend_row(n, f"2026-11-01T10:00:{n % 60:02}+00:00", 0.01) for n in range(25)]
+    server.routes = {"/spend/logs/v2": spend_logs(rows, most=10, page_size=5)}
+    assert sum(line.cost or 0 for line in LiteLLMBooks(KEY, server.url).lines(DAY, NEXT)) == Decimal("0.25")
+
+
+def test_a_row_that_moves_to_the_next_page_is_counted_once(server: BooksServer) -> None:
+    rows = [spend_row(n, f"2026-11-01T10:00:0{n}+00:00", 0.01) for n in range(4)]
+
+    def logs(query: dict[str, list[str]]) -> dict[str, Any]:
+        answer: dict[str, Any] = spend_logs(rows, page_size=2)(query)
+        if len(rows) == 4:
+            rows.insert(0, spend_row(9, "2026-11-01T09:00:00+00:00", 0.01))  # written late
+        return answer
+
+    server.routes = {"/spend/logs/v2": logs}
+    assert sum(line.cost or 0 for line in LiteLLMBooks(KEY, server.url).lines(DAY, NEXT)) == Decimal("0.04")
 
 
 @pytest.mark.parametrize("status", [302, 401, 429, 500])
