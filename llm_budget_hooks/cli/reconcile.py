@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -14,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from llm_budget_hooks.cli.opened import FINDING, print_json, printable, say
+from llm_budget_hooks.cli.progress import Tell, progress
 from llm_budget_hooks.ledger import Ledger
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.pricing import PriceBook
-from llm_budget_hooks.reconcile import Books, Line, Reconciliation, reconcile
+from llm_budget_hooks.reconcile import Billed, Books, Line, Reconciliation, reconcile
 
 _SPAN = timedelta(days=7)
+_DOING = "Reading the books"
 
 
 def run(
@@ -39,7 +41,8 @@ def run(
     last = datetime.now(UTC).date() if until is None else until.date()
     first = last - _SPAN if since is None else since.date()
     prices = PriceBook(policy.prices, policy.aliases, policy.cached_discount)
-    found = reconcile(ledger, books, first, last, prices=prices)
+    with progress(_DOING, quiet=as_json) as tell:
+        found = reconcile(ledger, books if tell is None else _Watched(books, tell), first, last, prices=prices)
     if not as_json:
         _show(found, Console())
     booked = booking(found) if booking is not None and found.flagged else None
@@ -49,6 +52,23 @@ def run(
         say(_told(booked, len(found.flagged)))
     if found.flagged:
         raise typer.Exit(FINDING)
+
+
+class _Watched:
+    """Books that tell how many of their lines were read."""
+
+    def __init__(self, books: Books, tell: Tell) -> None:
+        self.provider = books.provider
+        self._books = books
+        self._tell = tell
+
+    def lines(self, since: date, until: date) -> Iterator[Billed]:
+        """See `Books.lines`."""
+        days = (until - since).days
+        for line in self._books.lines(since, until):
+            self._tell(f"{_DOING}, {line.day}", (line.day - since).days, days)
+            yield line
+        self._tell("Comparing with the ledger", 0, None)
 
 
 def _told(booked: Decimal, lines: int) -> str:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
 from llm_budget_hooks.cli.opened import FINDING, print_json, say
+from llm_budget_hooks.cli.progress import progress
 from llm_budget_hooks.ledger import Ledger
 from llm_budget_hooks.models import Policy
 from llm_budget_hooks.whatif import Share, WhatIf, whatif
 
+_DOING = "Replaying"
 _BAR = 40
 _SHOWN = 10
 
@@ -38,8 +38,9 @@ def run(
     """
     zone = ZoneInfo(policy.timezone)
     span = [None if at is None else at if at.tzinfo else at.replace(tzinfo=zone) for at in (since, until)]
-    with _progress(quiet=as_json) as progress:
-        found = whatif(ledger, policy, since=span[0], until=span[1], tenant=tenant, progress=progress)
+    with progress(_DOING, quiet=as_json) as tell:
+        told = None if tell is None else partial(tell, _DOING)
+        found = whatif(ledger, policy, since=span[0], until=span[1], tenant=tenant, progress=told)
     off = _switched_off(policy)
     if as_json:
         print_json(_figures(found) | {"off": off})
@@ -55,18 +56,6 @@ def _switched_off(policy: Policy) -> list[str]:
     """The budgets with a limit of 0, a tenant's own after its name."""
     off = [(tenant, budget.name) for tenant, budget in policy.written() if not budget.limit_units]
     return [name if tenant is None else f"{tenant}.{name}" for tenant, name in off]
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Any]:
-    """A bar on stderr while the ledger is replayed; none where nobody looks."""
-    out = Console(stderr=True)
-    if quiet or not out.is_terminal:
-        yield None
-        return
-    with Progress(console=out, transient=True) as shown:
-        task: TaskID = shown.add_task("Replaying", total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def _show(found: WhatIf, out: Console) -> None:

@@ -40,6 +40,10 @@ Tenant = Annotated[
     _Word | None, Query(description="Whose; only an operator may name another tenant. Left out: one's own.")
 ]
 Wanted = Annotated[_Word | None, Query(description="Only of this one.")]
+User = Annotated[
+    Annotated[str, Field(max_length=200)] | None,
+    Query(description="Only of this user of the tenant; empty: of the one who gave no name."),
+]
 _Time = Annotated[AwareDatetime, BeforeValidator(_written)]
 Instant = Annotated[_Time | None, Query(description="From `since` to before `until`.")]
 After = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", description="`after` of the page before.")]
@@ -118,7 +122,7 @@ def admin_router(
     return router
 
 
-def read_overview(access: Granted, tenant: Tenant = None, user: Wanted = None) -> Overview:
+def read_overview(access: Granted, tenant: Tenant = None, user: User = None) -> Overview:
     """The rules in force, balances, kill switches, overrides, this month's cost and where it is heading.
 
     Without a tenant, which only an operator can leave out, it is about everybody together. What could not be read is
@@ -178,7 +182,7 @@ def revive(access: Granted, why: Why | None = None, tenant: Tenant = None) -> Ch
 def refusals(
     access: Granted,
     tenant: Tenant = None,
-    user: Wanted = None,
+    user: User = None,
     feature: Wanted = None,
     code: Wanted = None,
     since: Instant = None,
@@ -198,7 +202,7 @@ def refusals(
 def runs(
     access: Granted,
     tenant: Tenant = None,
-    user: Wanted = None,
+    user: User = None,
     feature: Wanted = None,
     step: Wanted = None,
     model: Wanted = None,
@@ -219,7 +223,7 @@ def runs(
 def answers(
     access: Granted,
     tenant: Tenant = None,
-    user: Wanted = None,
+    user: User = None,
     feature: Wanted = None,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=100, description="Answers of a page.")] = 50,

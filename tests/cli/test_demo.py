@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
 from decimal import Decimal
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,20 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     found: Figures = request.getfixturevalue(f"on_{request.param}")
     assert found["store"] == request.param
     return found
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a printout, on whatever day, without the spaces at their ends."""
+    lines = [re.sub(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "DAY", line).rstrip() for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(1  50 calls at once.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    *printed, last = lines_of(llm_budget("demo", before="import os; os.environ['COLUMNS'] = '80'").stdout)
+    assert printed == lines_of(shown)
+    assert last.startswith("gpt-4o, a provider on loopback, store sqlite, ")
 
 
 def test_check_then_charge_lets_all_fifty_through(figures: Figures) -> None:

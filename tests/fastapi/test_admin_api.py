@@ -147,6 +147,15 @@ def test_a_projection_is_null_in_the_first_hour_of_a_month_and_above_what_is_spe
     assert seen["month_projection"] is None if early else float(seen["month_projection"]) >= 0.002
 
 
+def test_the_user_without_a_name_can_be_asked_about(local: BudgetEngine) -> None:
+    for user in ("u1", None):
+        spend(local, user=user)
+    ask = asking(local)
+    (line,) = [one for one in ask("GET", params={"user": ""}).json()["budgets"] if one["budget"] == "user-day"]
+    assert line["spent"] == "0.002"
+    assert [run["user"] for run in ask("GET", "/runs", params={"user": ""}).json()["items"]] == [""]
+
+
 def test_put_changes_a_limit_from_the_next_call_on(engine: BudgetEngine, ask: Asking) -> None:
     with pytest.raises(BudgetExceeded):
         engine.reserve(call("3"))
