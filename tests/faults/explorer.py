@@ -22,6 +22,7 @@ from typing import Any
 
 from llm_budget_hooks.engine.rebuilding import rebuild
 from llm_budget_hooks.errors import StoreUnavailable
+from llm_budget_hooks.models import Budget, Policy
 from llm_budget_hooks.stores.memory import MemoryCells
 from llm_budget_hooks.transitions import (
     Ended,
@@ -239,8 +240,7 @@ class Run:
             return self.ask(command)
 
         planner = SimpleNamespace(
-            policy=SimpleNamespace(tenants=()), terms=TERMS,
-            windows=lambda _: {"money": SimpleNamespace(length_ms=DAY)},
+            policy=Policy(budgets=(Budget(scope="global", limit=1, window="day"),)), terms=TERMS,
             plan=lambda *_: SimpleNamespace(command=SimpleNamespace(shape=SHAPE, keys=KEYS, scopes=SCOPES)),
         )  # fmt: skip
         none = SimpleNamespace(items=(), after=None)
