@@ -61,6 +61,7 @@ class Attempt:
         reservation: the hold; None where an outer integration has it.
         offer: a hold that was taken for this request before; it is used if it is for the same model.
         hides_usage: the usage of the stream was not asked for by the caller.
+        inner: the streams that LiteLLM makes this attempt's stream of.
         waiting: a provider is being waited for, so that the hold is renewed.
         renewed_s: when the hold was taken or renewed, by `time.monotonic`.
     """
@@ -73,6 +74,7 @@ class Attempt:
         "call",
         "engine",
         "hides_usage",
+        "inner",
         "kind",
         "offer",
         "renewed_s",
@@ -87,6 +89,7 @@ class Attempt:
         self.reservation: Reservation | None = None
         self.offer: Reservation | None = None
         self.hides_usage = False
+        self.inner: list[Any] = []
         self.waiting = True
         self.renewed_s = time.monotonic()
         self._name = f"litellm-{next(_NUMBERS)}"
@@ -192,6 +195,7 @@ class Attempt:
     def _ends(self, ending: Ending) -> bool:
         with self._lock:
             was, self._open = self._open, False
+        self.inner.clear()
         forget(self)
         if was and ending.failed:
             unclaim(self.engine, self._name)

@@ -184,7 +184,7 @@ def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any
         attempt = _attempt(entry, names, args, kwargs, whole)
         if attempt is None:
             with unchanged(kwargs):
-                return original(*args, **kwargs)
+                return _within(_held(kwargs), original(*args, **kwargs))
         with remembered(kwargs):
             attempt.begin()
             if attempt.engine.policy.clamp:
@@ -212,7 +212,7 @@ def _around_async(original: Callable[..., Any], whole: bool) -> Callable[..., An
         attempt = _attempt(entry, names, args, kwargs, whole)
         if attempt is None:
             with unchanged(kwargs):
-                return await original(*args, **kwargs)
+                return await _awaited_within(_held(kwargs), original(*args, **kwargs))
         with remembered(kwargs):
             await attempt.abegin()
             if attempt.engine.policy.clamp:
@@ -237,6 +237,19 @@ async def _awaited(attempt: Attempt, answer: Awaitable[Any]) -> Any:
     return result
 
 
+def _within(held: Attempt | None, result: Any) -> Any:
+    """What a part of a held call gives; a stream is remembered, as it knows what those around it leave out."""
+    if held is not None and inspect.isawaitable(result):
+        return _awaited_within(held, result)
+    if held is not None and is_stream(result):
+        held.inner.append(result)
+    return result
+
+
+async def _awaited_within(held: Attempt | None, answer: Awaitable[Any]) -> Any:
+    return _within(held, await answer)
+
+
 def _names(original: Callable[..., Any]) -> tuple[str, ...]:
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(name for name, one in inspect.signature(original).parameters.items() if one.kind in named)
@@ -253,9 +266,7 @@ def _attempt(
         BudgetRefused: an earlier attempt of the request was refused, and the policy lets no cheaper model pass.
     """
     engine = engine_in_charge()
-    logged = kwargs.get("litellm_logging_obj")
-    held: Attempt | None = getattr(logged, _MARK, _no_attempt)()
-    if engine is None or (held is not None and held.open):
+    if engine is None or _held(kwargs) is not None:
         return None
     asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
     request = request_of(asked)
@@ -268,6 +279,7 @@ def _attempt(
     proxied = PROXY_REQUEST.get()
     if proxied is not None:
         attempt.offer = proxied.take()
+    logged = kwargs.get("litellm_logging_obj")
     if logged is not None:
         # LiteLLM's queues may keep what it logs by long after the call.
         setattr(logged, _MARK, weakref.ref(attempt))
@@ -277,6 +289,12 @@ def _attempt(
 def _lets_cheaper_pass(engine: BudgetEngine) -> bool:
     policy = engine.policy
     return policy.cutoff == "soft" or any(tenant.cutoff == "soft" for tenant in policy.tenants.values())
+
+
+def _held(kwargs: Mapping[str, Any]) -> Attempt | None:
+    """The attempt that these arguments are a part of."""
+    held: Attempt | None = getattr(kwargs.get("litellm_logging_obj"), _MARK, _no_attempt)()
+    return held if held is not None and held.open else None
 
 
 def _no_attempt() -> None:

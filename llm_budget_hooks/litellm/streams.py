@@ -34,12 +34,13 @@ class Meter:
 
     Attributes:
         attempt: the hold.
+        stream: the stream, as long as there is one.
     """
 
     def __init__(self, attempt: Attempt, stream: Any) -> None:
         self.attempt = attempt
         attempt.waiting = False
-        self._stream = weakref.ref(stream)
+        self.stream = weakref.ref(stream)
         self._texts: list[str] = []
         self._reported: Usage | None = None
         self._model: str | None = None
@@ -82,25 +83,36 @@ class Meter:
             except BudgetError as error:
                 _log.warning("The hold of a long stream could not be renewed: %s", type(error).__name__)
 
-    def ending(self, error: BaseException | None) -> Ending:
-        """How it ends: with `error`, with StopIteration when it was read to its end, or with None when it was left."""
+    def ending(self, stream: Any, error: BaseException | None) -> Ending:
+        """How it ends: with `error`, with StopIteration when it was read to its end, or with None when it was left.
+
+        Args:
+            stream: the stream itself, which may be about to be collected; None if it is gone.
+            error: what it ends with.
+        """
+        for one in (stream, *self.attempt.inner):
+            for usage in _recorded(one):
+                self._report(usage)
         complete = isinstance(error, (StopIteration, StopAsyncIteration))
         if error is not None and not complete and not self._texts and self._reported is None:
             return ended_by(error)
-        if complete and self._reported is not None and self._was_reported():
+        if complete and self._reported is not None and self._was_reported(stream):
             return Ending(usage=self._reported, model=self._model)
         return Ending(failed=not complete and error is not None, usage=self._guessed(), model=self._model)
 
     def _read(self, event: Any) -> None:
         usage = usage_of(event) or _nested_usage(event)
         if usage is not None:
-            self._reported = usage if self._reported is None else _larger(self._reported, usage)
+            self._report(usage)
         self._texts.extend(_delivered(event))
 
-    def _was_reported(self) -> bool:
-        """Whether the provider said so; LiteLLM makes up a usage where it did not."""
-        chunks = getattr(self._stream(), "chunks", None)
-        return not isinstance(chunks, list) or any(field(chunk, "usage") is not None for chunk in chunks)
+    def _report(self, usage: Usage) -> None:
+        self._reported = usage if self._reported is None else _larger(self._reported, usage)
+
+    def _was_reported(self, stream: Any) -> bool:
+        """Whether the provider has reported a usage; LiteLLM makes one up where it has not."""
+        kept = [chunks for one in (stream, *self.attempt.inner) if (chunks := _chunks_of(one)) is not None]
+        return not kept or any(field(chunk, "usage") is not None for chunks in kept for chunk in chunks)
 
     def _guessed(self) -> Usage:
         """The better of what was counted and what was reported so far, at least the prompt."""
@@ -124,7 +136,7 @@ class _Metered:
             try:
                 chunk = super().__next__()  # type: ignore[misc]  # of the stream's own class
             except BaseException as error:
-                meter.attempt.end(meter.ending(error))
+                meter.attempt.end(meter.ending(self, error))
                 raise
             finally:
                 meter.attempt.waiting = False
@@ -140,10 +152,10 @@ class _Metered:
             try:
                 chunk = await super().__anext__()  # type: ignore[misc]  # of the stream's own class
             except GeneratorExit as error:
-                meter.attempt.end_later(meter.ending(error))
+                meter.attempt.end_later(meter.ending(self, error))
                 raise
             except BaseException as error:
-                await meter.attempt.aend(meter.ending(error))
+                await meter.attempt.aend(meter.ending(self, error))
                 raise
             finally:
                 meter.attempt.waiting = False
@@ -158,7 +170,7 @@ class _Metered:
             return closing() if closing is not None else None
         finally:
             if not self._meter.attempt.waiting:
-                self._meter.attempt.end(self._meter.ending(None))
+                self._meter.attempt.end(self._meter.ending(self, None))
 
     async def aclose(self) -> Any:
         try:
@@ -166,13 +178,12 @@ class _Metered:
             return await closing() if closing is not None else None
         finally:
             if not self._meter.attempt.waiting:
-                await self._meter.attempt.aend(self._meter.ending(None))
+                await self._meter.attempt.aend(self._meter.ending(self, None))
 
     def __del__(self) -> None:
         meter = self.__dict__.get("_meter")
         if meter is not None and meter.attempt.open:
-            settle = meter.ending(None)
-            meter.attempt.end_later(settle)
+            meter.attempt.end_later(meter.ending(self, None))
         deleting = getattr(super(), "__del__", None)
         if deleting is not None:
             deleting()
@@ -234,6 +245,19 @@ def _metered_class(kind: type) -> type:
         made = type(kind.__name__, (_Metered, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
         _CLASSES[kind] = made
     return made
+
+
+def _recorded(stream: Any) -> Iterator[Usage]:
+    """What the provider has reported, as far as LiteLLM keeps it from a caller who has not asked for it."""
+    for chunk in _chunks_of(stream) or ():
+        usage = usage_of(chunk) if field(chunk, "usage") is not None else None
+        if usage is not None:
+            yield usage
+
+
+def _chunks_of(stream: Any) -> list[Any] | None:
+    chunks = getattr(stream, "chunks", None)
+    return chunks if isinstance(chunks, list) else None
 
 
 def _larger(one: Usage, other: Usage) -> Usage:
@@ -301,7 +325,7 @@ def _is_bare(chunk: Any) -> bool:
 def _end_all() -> None:
     for meter in list(_OPEN):
         if meter.attempt.open:
-            meter.attempt.end(meter.ending(None))
+            meter.attempt.end(meter.ending(meter.stream(), None))
 
 
 settle_at_exit(_end_all)

@@ -12,7 +12,7 @@ import litellm
 import pytest
 from routes import CHAT, at, balance
 
-from llm_budget_hooks import Usage
+from llm_budget_hooks import BudgetExceeded, Usage
 from llm_budget_hooks.litellm.later import wait_settled
 from llm_budget_hooks.litellm.streams import Meter, _events, metered
 from llm_budget_hooks.testing import FakeProvider, Reply
@@ -100,7 +100,7 @@ def test_b106_a_dropped_stream_counts_the_prompt_and_what_was_delivered(
     next(stream)
     held = stream._meter.attempt
     stream.close()
-    ending = stream._meter.ending(None)
+    ending = stream._meter.ending(stream, None)
     assert (ending.usage.input_tokens, ending.usage.exact) == (held.call.input_tokens, False)
     assert 75 <= ending.usage.output_tokens <= 90
     assert balance(engine)[1] == 0
@@ -135,6 +135,75 @@ def test_usage_is_asked_for_and_shown_only_to_who_asked(
         )
     assert [request.json["stream_options"]["include_usage"] for request in provider.requests] == [True, True]
     assert balance(engine) == (2 * USED, 0)
+
+
+CLAUDE = "anthropic/claude-sonnet-4-5"
+# 10 tokens in at $3 and 400 out, most of them thinking that is not delivered, at $15 a million
+THOUGHT = Decimal("0.00603")
+
+
+@pytest.fixture
+def thinking(provider: FakeProvider) -> FakeProvider:
+    """Reports its usage unasked, as LiteLLM keeps it from a caller who has not asked."""
+    provider.text, provider.input_tokens, provider.output_tokens = "ok " * 20, 10, 400
+    return provider
+
+
+async def _to_its_end(asked: dict[str, Any]) -> None:
+    async for _ in await litellm.acompletion(**asked):
+        pass
+
+
+async def _text_to_its_end(asked: dict[str, Any]) -> None:
+    messages = asked.pop("messages")
+    async for _ in await litellm.atext_completion(**asked, prompt=messages[0]["content"]):
+        pass
+
+
+def _at_claude(provider: FakeProvider, **more: Any) -> dict[str, Any]:
+    where = {"model": CLAUDE, "api_base": provider.base_url.removesuffix("/v1"), "max_tokens": 1000}
+    return {**at(provider, stream=True), **where, **more}
+
+
+@pytest.mark.parametrize("read", [_to_its_end, _text_to_its_end])
+def test_what_the_provider_reports_unasked_is_booked(
+    read: Callable[[dict[str, Any]], Awaitable[None]], thinking: FakeProvider, capped: MakeEngine
+) -> None:
+    engine = capped()
+    asyncio.run(read(_at_claude(thinking)))
+    assert wait_settled(5)
+    assert balance(engine) == (THOUGHT, 0)
+
+
+def test_a_sync_stream_books_what_the_provider_reports_unasked(thinking: FakeProvider, capped: MakeEngine) -> None:
+    engine = capped()
+    assert not any(getattr(chunk, "usage", None) for chunk in litellm.completion(**_at_claude(thinking)))
+    assert balance(engine) == (THOUGHT, 0)
+
+
+def test_streams_of_thinking_models_do_not_pass_a_limit(thinking: FakeProvider, capped: MakeEngine) -> None:
+    engine = capped({**DOLLARS, "limit": "$0.05"}, estimate="bound")
+
+    def twenty() -> None:
+        for _ in range(20):
+            list(litellm.completion(**_at_claude(thinking)))
+
+    with pytest.raises(BudgetExceeded):
+        twenty()
+    spent, reserved = balance(engine)
+    assert (spent, reserved) == (thinking.count * THOUGHT, 0)
+    assert spent <= Decimal("0.05")
+
+
+def test_a_stream_that_is_left_is_billed_for_at_least_what_was_reported_so_far(
+    thinking: FakeProvider, capped: MakeEngine
+) -> None:
+    """Claude reports the prompt first: 10 tokens here, which no caller can count so well."""
+    capped()
+    stream = litellm.completion(**_at_claude(thinking))
+    next(stream)
+    stream.close()
+    assert stream._meter.ending(stream, None).usage.input_tokens == 10
 
 
 def test_b111_a_provider_without_usage_is_counted_locally(provider: FakeProvider, capped: MakeEngine) -> None:
@@ -199,6 +268,7 @@ class _Attempt:
     """As much of an attempt as a meter asks of one."""
 
     hides_usage = False
+    inner = ()
     open = True
     reservation = None
     endings: list[Any]
