@@ -75,6 +75,11 @@ def to_decimal(nusd: int) -> Decimal:
     return Decimal(_plain(nusd))
 
 
+def plain(amount: Decimal) -> str:
+    """The digits of exact dollars, never with an exponent: what JSON and pages are given."""
+    return f"{amount:f}"
+
+
 def format_usd(nusd: int) -> str:
     """An amount of nano-dollars for people: ``$2.00``, ``$0.0031``, ``-$0.40``."""
     whole, _, fraction = _plain(abs(nusd)).partition(".")

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from llm_budget_hooks.admin.rows import Dollars, Number, plain
+from llm_budget_hooks.admin.rows import Dollars, Number
 from llm_budget_hooks.admin.switches import KillSwitch, SetLimit, in_units, kills_of, overrides_of
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import StoreUnavailable
 from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.ledger import Cost, Ledger, LedgerUnavailable
 from llm_budget_hooks.models import BudgetStatus, instant
+from llm_budget_hooks.money import plain
 from llm_budget_hooks.windows import Window
 
 T = TypeVar("T")

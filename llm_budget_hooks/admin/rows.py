@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from llm_budget_hooks.models import instant
 from llm_budget_hooks.models.trail import Event, Refusal, Run, RunStatus
-from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.money import plain, to_decimal
 
 if TYPE_CHECKING:
     from llm_budget_hooks.ledger import AnswerCost
@@ -138,11 +138,6 @@ class AnswerRow(BaseModel):
 def dollars(nusd: int) -> str:
     """Nano-dollars as the text of exact dollars."""
     return plain(to_decimal(nusd))
-
-
-def plain(amount: object) -> str:
-    """A Decimal as a text without an exponent."""
-    return f"{amount:f}"
 
 
 def _number(meter: str, units: int | None) -> str | int | None:

@@ -6,12 +6,12 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
-from llm_budget_hooks.admin.rows import Number, plain
+from llm_budget_hooks.admin.rows import Number
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.engine.settings import Killed, Override
 from llm_budget_hooks.errors import StoreUnavailable
 from llm_budget_hooks.models import Budget, Policy, instant
-from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.money import plain, to_decimal
 
 
 class KillSwitch(BaseModel):

@@ -12,6 +12,9 @@ from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import PriceUnknown, StoreUnavailable
 from llm_budget_hooks.models import Budget, Call, Policy
 from llm_budget_hooks.models.policy import EstimateMode, Meter
+from llm_budget_hooks.money import format_usd, parse_nusd
+from llm_budget_hooks.pricing import PriceBook
+from llm_budget_hooks.pricing.source import entries
 from llm_budget_hooks.stores.sqlite import SqliteStore, path_of
 
 _EXAMPLE = "gpt-4o-mini"
@@ -30,33 +33,71 @@ def in_policy(policy: Policy, models: Iterable[str] = ()) -> list[Finding]:
 
     Args:
         policy: the rules.
-        models: whose prices to estimate with; none: those that the policy prices, else a cheap one.
+        models: whose prices to estimate with; none: those that the policy prices, else a cheap one. A budget that is
+            about none of these is tried with the cheapest model that it is about.
     """
     named = [*models] or [*policy.prices] or [_EXAMPLE]
     written, needs = [*policy.written()], cache(partial(_needed, policy))
-    found = [finding for tenant, budget in written for finding in _impassable(budget, tenant, named, needs)]
+    found = [
+        finding
+        for tenant, budget in written
+        if budget.limit_units and budget.meter in ("usd", "tokens")
+        for finding in _impassable(budget, tenant, _tried(policy, budget, named), needs)
+    ]
     return found if written else [Finding("budgets", "there are none, so nothing is ever refused")]
 
 
 def _impassable(budget: Budget, tenant: str | None, models: list[str], needs: Needs) -> Iterator[Finding]:
-    if not budget.limit_units or budget.meter not in ("usd", "tokens"):
-        return
     place = budget.name if tenant is None else f"{tenant}.{budget.name}"
     feature = budget.features[0] if budget.features else None
-    for model in (name for name in models if budget.covers(feature, name)):
+    if not models:
+        like = " or ".join(budget.models)
+        yield Finding(place, f"no model with a known price is like {like}, so it was not tried: name one with --model")
+    for model in models:
         unbounded, bounded = (needs(budget.meter, budget.estimate, model, feature, bound) for bound in (None, 1))
         if unbounded is None or bounded is None:
             yield Finding(place, f"no price is known for {model}, so each of its calls is refused")
         elif bounded > budget.limit:
-            yield Finding(place, f"no call of {model} can pass a limit of {budget.limit} {budget.meter}")
+            yield Finding(place, f"no call of {model} can pass a limit of {_shown(budget.meter, budget.limit)}")
         elif unbounded > budget.limit:
             yield Finding(place, _too_low(budget, model, unbounded))
 
 
+def _tried(policy: Policy, budget: Budget, named: list[str]) -> list[str]:
+    """The models to try a budget with: of those that are named, else one that it is about."""
+    feature = budget.features[0] if budget.features else None
+    covered = [name for name in named if budget.covers(feature, name)]
+    if covered:
+        return covered
+    if budget.meter == "tokens" or policy.unknown_price != "refuse":
+        return [budget.models[0]]  # tokens need no price, and whatever has none costs the same
+    own = [name for name in (*policy.prices, *policy.aliases) if budget.covers(feature, name)]
+    listed = {
+        name: entry.get("input_cost_per_token") for name, entry in entries().items() if budget.covers(feature, name)
+    }
+    cheapest = sorted((cost, name) for name, cost in listed.items() if cost)
+    book = PriceBook(policy.prices, policy.aliases)
+    return [*own[:1], *(name for _, name in cheapest if _is_priced(book, name))][:1]
+
+
+def _is_priced(book: PriceBook, model: str) -> bool:
+    try:
+        return bool(book.price(model))
+    except PriceUnknown:
+        return False
+
+
+def _shown(meter: Meter, amount: Decimal | int) -> str:
+    if meter == "usd":
+        return format_usd(parse_nusd(amount))
+    return f"{amount:,} token{'' if amount == 1 else 's'}"
+
+
 def _too_low(budget: Budget, model: str, needed: Decimal | int) -> str:
+    limit, held = _shown(budget.meter, budget.limit), _shown(budget.meter, needed)
     return (
-        f"no call of {model} without an output bound (max_tokens) can pass a limit of {budget.limit} {budget.meter}: "
-        f"the smallest one is held at {needed}; see step_budget, step_tokens and [steps]"
+        f"no call of {model} without an output bound (max_tokens) can pass a limit of {limit}: the smallest one is "
+        f"held at {held}; see step_budget, step_tokens and [steps]"
     )
 
 

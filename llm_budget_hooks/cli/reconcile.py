@@ -17,6 +17,7 @@ from llm_budget_hooks.cli.opened import FINDING, print_json, printable, say
 from llm_budget_hooks.cli.progress import Tell, progress
 from llm_budget_hooks.ledger import Ledger
 from llm_budget_hooks.models import Policy
+from llm_budget_hooks.money import plain
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.reconcile import Billed, Books, Line, Reconciliation, reconcile
 
@@ -47,7 +48,7 @@ def run(
         _show(found, Console())
     booked = booking(found) if booking is not None and found.flagged else None
     if as_json:
-        print_json(_figures(first, last, found) | ({} if booking is None else {"booked": str(booked or 0)}))
+        print_json(_figures(first, last, found) | ({} if booking is None else {"booked": plain(booked or Decimal(0))}))
     elif booked is not None:
         say(_told(booked, len(found.flagged)))
     if found.flagged:
@@ -90,8 +91,8 @@ def _figures(first: date, last: date, found: Reconciliation) -> dict[str, Any]:
 
 def _plain(line: Line) -> dict[str, Any]:
     return {
-        "day": str(line.day), "model": line.model, "ledger": str(line.ledger), "billed": str(line.billed),
-        "difference": str(line.difference), "flagged": line.flagged, "final": line.final, "cause": line.cause,
+        "day": str(line.day), "model": line.model, "ledger": plain(line.ledger), "billed": plain(line.billed),
+        "difference": plain(line.difference), "flagged": line.flagged, "final": line.final, "cause": line.cause,
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from llm_budget_hooks.cli.agent import PER_MINUTE, Answer
 from llm_budget_hooks.cli.race import WORTH, Race
 from llm_budget_hooks.errors import BudgetExceeded
+from llm_budget_hooks.money import plain
 
 if TYPE_CHECKING:
     from llm_budget_hooks.cli.demo import Findings
@@ -98,26 +99,26 @@ def _refusals(findings: Findings) -> list[BudgetExceeded]:
 def _race_figures(race: Race) -> dict[str, Any]:
     return {
         "how": race.how,
-        "limit": str(race.limit),
+        "limit": plain(race.limit),
         "offered": race.offered,
         "let_through": race.let_through,
         "requests": race.requests,
-        "spent": str(race.spent),
-        "overshoot": str(race.overshoot),
+        "spent": plain(race.spent),
+        "overshoot": plain(race.overshoot),
     }
 
 
 def _answer_figures(answer: Answer) -> dict[str, Any]:
     return {
         "feature": answer.feature,
-        "ceiling": str(answer.ceiling),
+        "ceiling": plain(answer.ceiling),
         "served": answer.served,
         "utterances": answer.utterances,
         "utterance_limit": PER_MINUTE,
         "calls": answer.calls,
         "requests": answer.requests,
-        "spent": str(answer.spent),
-        "billed": None if answer.billed is None else str(answer.billed),
+        "spent": plain(answer.spent),
+        "billed": None if answer.billed is None else plain(answer.billed),
     }
 
 

@@ -20,6 +20,7 @@ from llm_budget_hooks.cli.opened import FINDING, print_json, printable
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.keys import tenant_name
 from llm_budget_hooks.models import BudgetStatus
+from llm_budget_hooks.money import plain
 
 _WIDTH = 10
 _FULL, _HELD, _FREE = "█", "▒", "·"
@@ -101,7 +102,7 @@ def _plain(line: BudgetStatus) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     if isinstance(value, Decimal):
-        return str(value)
+        return plain(value)
     return value.isoformat() if isinstance(value, datetime) else value
 
 

@@ -17,6 +17,7 @@ from llm_budget_hooks.cli.opened import FINDING, print_json, say
 from llm_budget_hooks.cli.progress import progress
 from llm_budget_hooks.ledger import Ledger
 from llm_budget_hooks.models import Policy
+from llm_budget_hooks.money import plain
 from llm_budget_hooks.whatif import Share, WhatIf, whatif
 
 _DOING = "Replaying"
@@ -110,14 +111,14 @@ def _figures(found: WhatIf) -> dict[str, Any]:
     return {
         "calls": found.calls,
         "not_made": found.not_made,
-        "spent": str(found.spent),
-        "saved": str(found.saved),
+        "spent": plain(found.spent),
+        "saved": plain(found.saved),
         "refused": [
-            {"at": one.at.isoformat(), "saved": str(one.saved), **{name: getattr(one, name) for name in names}}
+            {"at": one.at.isoformat(), "saved": plain(one.saved), **{name: getattr(one, name) for name in names}}
             for one in found.refused
         ],
         "days": [
-            {"day": day.name, "spent": str(day.spent), "saved": str(day.saved), "refused": day.refused}
+            {"day": day.name, "spent": plain(day.spent), "saved": plain(day.saved), "refused": day.refused}
             for day in found.days
         ],
     }

@@ -13,7 +13,6 @@ from zoneinfo import ZoneInfo
 
 from llm_budget_hooks.admin.limits import OFF
 from llm_budget_hooks.admin.overview import Balance, Rule
-from llm_budget_hooks.admin.rows import plain
 from llm_budget_hooks.admin.switches import SetLimit
 from llm_budget_hooks.dashboard.seen import DIMENSIONS, Seen
 from llm_budget_hooks.keys import digest
@@ -21,7 +20,7 @@ from llm_budget_hooks.ledger import AnswerCost, Cost
 from llm_budget_hooks.ledger.reading import Dimension
 from llm_budget_hooks.models import instant
 from llm_budget_hooks.models.trail import Run
-from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.money import plain, to_decimal
 
 SHORTEST_TOKEN: Final = 16
 UNREAD: Final = "<span class=unread>unread</span>"

@@ -385,6 +385,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
         return tomllib.loads(text)
     except OSError as error:
-        raise ConfigurationError(f"{path.name}: the policy file cannot be read ({error.strerror})") from None
+        raise ConfigurationError(f"{path.name or path}: the policy file cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{path.name}: this is no TOML ({error})") from None

@@ -94,15 +94,35 @@ def test_the_one_counter_of_llm_budget_cap_can_be_for_each_user() -> None:
 def test_a_limit_below_the_steps_budget_is_found_unless_a_step_fits(tmp_path: Path) -> None:
     text = '[[budgets]]\nscope = "user"\nlimit = "$0.004"\nwindow = "day"\n'
     (one,) = found(written(tmp_path, text))
-    assert "no call of gpt-4o-mini without an output bound (max_tokens) can pass a limit of 0.004 usd" in one
+    assert "no call of gpt-4o-mini without an output bound (max_tokens) can pass a limit of $0.004: " in one
+    assert "held at $0.005" in one
     assert found(written(tmp_path, '[steps]\nrouter = "$0.001"\n' + text)) == []
 
 
 def test_a_limit_that_no_call_at_all_can_pass_is_found_with_the_price_of_a_model(tmp_path: Path) -> None:
     path = written(tmp_path, '[[budgets]]\nscope = "answer"\nlimit = "$0.000001"\n')
-    assert found(path, "--model", "gpt-4") == ["no call of gpt-4 can pass a limit of 0.000001 usd"]
+    assert found(path, "--model", "gpt-4") == ["no call of gpt-4 can pass a limit of $0.000001"]
     (tokens,) = found(written(tmp_path, '[[budgets]]\nscope = "user"\nmeter = "tokens"\nlimit = 1\nwindow = "day"\n'))
-    assert "can pass a limit of 1 tokens" in tokens
+    assert "can pass a limit of 1 token" in tokens
+
+
+def test_a_budget_about_other_models_is_tried_with_one_of_them(tmp_path: Path) -> None:
+    low = '[[budgets]]\nscope = "user"\nlimit = "$0.0000001"\nwindow = "day"\nmodels = '
+    (one,) = found(written(tmp_path, low + '["claude-*"]\n'))
+    assert one.startswith("no call of claude-")
+    assert one.endswith(" can pass a limit of $0.0000001")
+    assert found(tmp_path / "budgets.toml", "--model", "gpt-4o") == [one]
+    (own,) = found(written(tmp_path, '[prices."ours-1"]\ninput = 1\noutput = 1\n' + low + '["ours-*"]\n'))
+    assert own == "no call of ours-1 can pass a limit of $0.0000001"
+    (odd,) = found(written(tmp_path, low + '["gtp-4*"]\n'))
+    assert odd == "no model with a known price is like gtp-4*, so it was not tried: name one with --model"
+    flat = 'unknown_price = "0.001"\n'
+    assert found(written(tmp_path, flat + low + '["gtp-4*"]\n')) == ["no call of gtp-4* can pass a limit of $0.0000001"]
+    few = '[[budgets]]\nscope = "user"\nmeter = "tokens"\nlimit = 1\nwindow = "day"\nmodels = ["gtp-4*"]\n'
+    (tokens,) = found(written(tmp_path, few))
+    assert "can pass a limit of 1 token" in tokens
+    enough = '[[budgets]]\nscope = "user"\nlimit = "$5"\nwindow = "day"\nmodels = ["claude-*", "gemini-*"]\n'
+    assert found(written(tmp_path, enough)) == []
 
 
 def test_the_bound_of_a_large_model_is_found_to_be_above_a_small_limit(tmp_path: Path) -> None:
@@ -149,6 +169,7 @@ def test_a_store_that_does_not_answer_is_found(policy: Path) -> None:
     [
         ((), "LLM_BUDGET_POLICY"),
         (("nowhere.toml",), "cannot be read"),
+        (("/",), "/: the policy file cannot be read"),
         (("--preset", "zenon"), "zeno, llm-budget-cap, pact, daily-tokens"),
         (("--print",), "--preset"),
         (("x.toml", "--preset", "zeno"), "not both"),

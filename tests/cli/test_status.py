@@ -65,7 +65,7 @@ def test_json_has_every_number_as_it_is(shared_url: str, policy: Path) -> None:
     spend(shared_url, policy, "0.000000001")
     done = llm_budget("status", "--store", shared_url, "--policy", policy, *WHOSE, "--json")
     everybody, user, rate = done.json["budgets"]
-    assert (everybody["limit"], user["spent"], user["available"]) == ("50", "1E-9", "1.999999999")
+    assert (everybody["limit"], user["spent"], user["available"]) == ("50", "0.000000001", "1.999999999")
     assert (rate["spent"], rate["limit"], rate["meter"], done.json["shared"]) == (1, 20, "calls", True)
     assert user["resets_at"].endswith("+00:00")
 
