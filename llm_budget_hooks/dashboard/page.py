@@ -399,8 +399,9 @@ def _dollars(amount: str | None) -> str:
     if amount is None:
         return UNREAD
     value = Decimal(amount)
-    digits = 2 if value * 100 % 1 == 0 else _FRACTION
-    return f"<span title='${amount}'>${value:,.{digits}f}</span>"
+    digits = 2 if value * 100 % 1 == 0 else max(_FRACTION, 1 - value.adjusted())
+    shown = f"{value:,.{digits}f}"
+    return f"<span title='${amount}'>${shown.rstrip('0') if digits > _FRACTION else shown}</span>"
 
 
 def _time(at: datetime, full: bool = False) -> str:

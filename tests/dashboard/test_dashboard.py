@@ -84,6 +84,17 @@ def said(client: Any, answer: Any) -> str:
     return text_of(sentence).split(" ", 2)[2]
 
 
+def test_what_is_not_zero_is_not_shown_as_zero(engine: BudgetEngine) -> None:
+    engine.charge(call("0.0000331", utterance="ut-1"), cost="0.0000331")
+    engine.reserve(call("0.00000004"))
+    engine.flush()
+    seen = text_of(visiting(engine).get("/?tenant=acme&user=u1").text)
+    assert "spent $0.000033 held $0.00000004 free " in seen
+    for said in ("this month $0.000033", "By feature calls cost chat 1 $0.000033", "1 call · $0.000033"):
+        assert said in seen
+    assert "$0.0000 " not in seen
+
+
 def test_the_page_shows_balances_spend_refusals_and_answers(engine: BudgetEngine) -> None:
     for step in ("router", "answer"):
         used = Usage(input_tokens=1000, output_tokens=100)
