@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -93,3 +96,35 @@ def test_threads_and_loops_of_one_process_share_the_journal(proxy: DelayProxy, t
             thread.join()
         proxy.stall = False
         assert total(engine) == [(Decimal("0.07") * 9, 0)]
+
+
+ENDS = """
+import sys
+from llm_budget_hooks import BudgetEngine, Call
+
+url, journal, ledger, mode = sys.argv[1:]
+policy = {"budgets": [{"scope": "global", "limit": "$5", "window": "day"}], "store_timeout": "300ms",
+          "degraded_allowance": "$3", "on_store_error": mode}
+engine = BudgetEngine.open(url, policy, journal=journal, ledger=ledger)
+for _ in range(3):
+    try:
+        engine.settle(engine.reserve(Call(model="m", amount="0.10")), cost="0.07")
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("mode", ["bounded", "allow", "deny"])
+def test_an_interpreter_ends_at_once_though_the_store_is_away_and_leaves_its_journal(
+    proxy: DelayProxy, tmp_path: Path, mode: str
+) -> None:
+    proxy.stall = True
+    told = [proxy.url, str(tmp_path / "j"), f"sqlite:///{tmp_path / 'l.db'}", mode]
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", ENDS, *told], capture_output=True, text=True, check=True)
+    assert time.monotonic() - began < 8
+    assert ended.stdout.split() == ["StoreUnavailable"] * 3 * (mode == "deny")
+    assert "Traceback" not in ended.stderr
+    proxy.stall = False
+    with BudgetEngine.open(proxy.url, POLICY, journal=tmp_path / "j", ledger=told[2]) as engine:
+        assert total(engine) == [(Decimal("0.07") * 3 * (mode != "deny"), 0)]

@@ -22,7 +22,7 @@ from llm_budget_hooks.testing import FakeProvider
 
 HERE = Path(__file__).parent
 # The extra `proxy` pins an older LiteLLM, so its tests have an environment of their own, which .ci/run makes.
-collect_ignore = [] if find_spec("apscheduler") else ["test_proxy.py"]
+collect_ignore = [] if find_spec("apscheduler") else ["test_proxy.py", "test_preload.py"]
 MakeEngine = Callable[..., BudgetEngine]
 # LiteLLM's own: its logging queue is dropped when an event loop ends, and pydantic is asked to show mixed unions.
 FOREIGN = (
