@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
-from fnmatch import fnmatchcase
 from operator import itemgetter
 
 from llm_budget_hooks import estimates
@@ -254,7 +253,7 @@ class Planner:
         """
         tenant, user = tenant_name(call.tenant), normalised(call.user)
         found, until_ms = self._of(tenant, now_ms)
-        lines = [n for n in found if n.budget.count == "entry" and n.budget.covers(call.feature, call.model)]
+        lines = [n for n in found if n.budget.count == "entry" and self._covers(n, call.feature, call.model)]
         if not lines:
             return None
         compiled = self._summary(sorted(lines, key=self._report_order)).at(now_ms)
@@ -359,7 +358,7 @@ class Planner:
         if compiled is not None and compiled.from_ms <= now_ms < compiled.until_ms:
             return compiled
         found, until_ms = self._of(tenant, now_ms)
-        covering = (self._cut(line, tenant, model) for line in found if line.budget.covers(feature, model))
+        covering = (self._cut(line, tenant, model) for line in found if self._covers(line, feature, model))
         lines = sorted(covering, key=self._report_order)
         if len(self._compiled) >= _MAX_SHAPES:
             self._compiled.clear()
@@ -400,7 +399,10 @@ class Planner:
 
     def is_cheap(self, model: str) -> bool:
         """Whether a model is of the tier that survives a soft cutoff."""
-        return any(fnmatchcase(model, pattern) for pattern in self.policy.tiers.get("cheap", ()))
+        return self.prices.is_one_of(model, self.policy.tiers.get("cheap", ()))
+
+    def _covers(self, line: _Line, feature: str | None, model: str) -> bool:
+        return line.budget.covers(feature, model, self.prices.is_one_of)
 
     def _report_order(self, line: _Line) -> tuple[bool, bool, int]:
         counted = line.meter > Meter.TOKENS

@@ -36,13 +36,13 @@ def in_policy(policy: Policy, models: Iterable[str] = ()) -> list[Finding]:
         models: whose prices to estimate with; none: those that the policy prices, else a cheap one. A budget that is
             about none of these is tried with the cheapest model that it is about.
     """
-    named = [*models] or [*policy.prices] or [_EXAMPLE]
+    named, book = [*models] or [*policy.prices] or [_EXAMPLE], PriceBook.of(policy)
     written, needs = [*policy.written()], cache(partial(_needed, policy))
     found = [
         finding
         for tenant, budget in written
         if budget.limit_units and budget.meter in ("usd", "tokens")
-        for finding in _impassable(budget, tenant, _tried(policy, budget, named), needs)
+        for finding in _impassable(budget, tenant, _tried(policy, book, budget, named), needs)
     ]
     return found if written else [Finding("budgets", "there are none, so nothing is ever refused")]
 
@@ -63,20 +63,21 @@ def _impassable(budget: Budget, tenant: str | None, models: list[str], needs: Ne
             yield Finding(place, _too_low(budget, model, unbounded))
 
 
-def _tried(policy: Policy, budget: Budget, named: list[str]) -> list[str]:
+def _tried(policy: Policy, book: PriceBook, budget: Budget, named: list[str]) -> list[str]:
     """The models to try a budget with: of those that are named, else one that it is about."""
     feature = budget.features[0] if budget.features else None
-    covered = [name for name in named if budget.covers(feature, name)]
+    covered = [name for name in named if budget.covers(feature, name, book.is_one_of)]
     if covered:
         return covered
     if budget.meter == "tokens" or policy.unknown_price != "refuse":
         return [budget.models[0]]  # tokens need no price, and whatever has none costs the same
-    own = [name for name in (*policy.prices, *policy.aliases) if budget.covers(feature, name)]
+    own = [name for name in (*policy.prices, *policy.aliases) if budget.covers(feature, name, book.is_one_of)]
     listed = {
-        name: entry.get("input_cost_per_token") for name, entry in entries().items() if budget.covers(feature, name)
+        name: entry.get("input_cost_per_token")
+        for name, entry in entries().items()
+        if budget.covers(feature, name, book.is_one_of)
     }
     cheapest = sorted((cost, name) for name, cost in listed.items() if cost)
-    book = PriceBook(policy.prices, policy.aliases)
     return [*own[:1], *(name for _, name in cheapest if _is_priced(book, name))][:1]
 
 

@@ -41,7 +41,7 @@ def run(
     """
     last = datetime.now(UTC).date() if until is None else until.date()
     first = last - _SPAN if since is None else since.date()
-    prices = PriceBook(policy.prices, policy.aliases, policy.cached_discount)
+    prices = PriceBook.of(policy)
     with progress(_DOING, quiet=as_json) as tell:
         found = reconcile(ledger, books if tell is None else _Watched(books, tell), first, last, prices=prices)
     if not as_json:

@@ -87,7 +87,7 @@ class Planning:
         outage: Outage | None = None,
     ) -> None:
         self.policy = policy
-        self.prices = PriceBook(prices=policy.prices, aliases=policy.aliases, cached_discount=policy.cached_discount)
+        self.prices = PriceBook.of(policy)
         self._store = store
         self._clock = clock
         self._origin = origin

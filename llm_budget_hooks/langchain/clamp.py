@@ -39,11 +39,12 @@ def clamped_output(engine: BudgetEngine, call: Call, scope: Utterance | None) ->
 
 def _rooms(engine: BudgetEngine, call: Call) -> list[int]:
     budgets = {budget.name: budget for budget in engine.policy.budgets_of(call.tenant or DEFAULT_TENANT)}
+    is_one_of = engine.prices.is_one_of
     statuses = engine.status(call.tenant or DEFAULT_TENANT, call.user or "")
     return [
         parse_nusd(status.available)
         for status in statuses
-        if isinstance(status.available, Decimal) and budgets[status.budget].covers(call.feature, call.model)
+        if isinstance(status.available, Decimal) and budgets[status.budget].covers(call.feature, call.model, is_one_of)
     ]
 
 
@@ -54,5 +55,5 @@ def _answer_rooms(engine: BudgetEngine, call: Call, scope: Utterance | None) -> 
     return [
         max(line.limit - account.spent - account.reserved, 0)
         for line, account in zip(lines, accounts, strict=True)
-        if line.meter == Meter.USD and line.budget.covers(call.feature, call.model)
+        if line.meter == Meter.USD and line.budget.covers(call.feature, call.model, engine.prices.is_one_of)
     ]

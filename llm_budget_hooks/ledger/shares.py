@@ -15,6 +15,7 @@ from llm_budget_hooks.ledger.queries import again, between, ms_of, same
 from llm_budget_hooks.models import Budget, Policy, instant
 from llm_budget_hooks.models.trail import stored_text
 from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.windows import Window
 
 Who = tuple[str, str]
@@ -54,7 +55,7 @@ class Shares:
         Tokens are those that providers reported.
         """
         own = {stored_text(name): name for name, tenant in policy.tenants.items() if tenant.budgets}
-        seen = _Seen(self, now)
+        seen = _Seen(self, now, PriceBook.of(policy))
         found = [*self._shares(policy, policy.budgets_of(""), seen, None, own, share)]
         for stored in sorted(own.keys() & self._active(policy, now)):
             budgets = [budget for budget in policy.budgets_of(own[stored]) if budget.scope != "global"]
@@ -70,6 +71,7 @@ class Shares:
         tenant: str | None = None,
         user: str | None = None,
         without: Collection[str] = (),
+        prices: PriceBook | None = None,
     ) -> dict[Who, int]:
         """What each account of a budget has spent, in nano-dollars or tokens, by tenant and user.
 
@@ -81,9 +83,10 @@ class Shares:
             tenant: only this one; None: all but those in `without`.
             user: only this one.
             without: tenants that have a budget of their own in its place.
+            prices: of the policy, for a budget of some models that calls may name by their aliases.
         """
         booked = self._booked(budget.meter, since, until, tenant, user)
-        return _accounts(budget, booked, without)
+        return _accounts(budget, booked, without, PriceBook() if prices is None else prices)
 
     def _booked(
         self, meter: str, since: datetime, until: datetime, tenant: str | None = None, user: str | None = None
@@ -129,30 +132,34 @@ class Shares:
             booked = seen.booked(budget.meter, window)
             if tenant is not None:
                 booked = {tenant: booked[tenant]} if tenant in booked else {}
-            for who, spent in _accounts(budget, booked, left_out).items():
+            for who, spent in _accounts(budget, booked, left_out, seen.prices).items():
                 if spent >= share * budget.limit_units and window.kind == "fixed":
-                    spent = self._spent_of_fixed(budget, window, who, seen.now)
+                    spent = self._spent_of_fixed(budget, window, who, seen)
                 if spent >= share * budget.limit_units:
                     yield _share(budget, who, spent)
 
-    def _spent_of_fixed(self, budget: Budget, window: Window, who: Who, now: datetime) -> int:
+    def _spent_of_fixed(self, budget: Budget, window: Window, who: Who, seen: _Seen) -> int:
         """What an account has spent since the first use after its last window ended, all the way from the first."""
         tenant, user = who[0] or None, who[1] if budget.scope == "user" else None
-        start_ms = self._last_start(budget, window.length_ms, now, tenant, user)
-        if start_ms is None or start_ms + window.length_ms <= ms_of(now):
+        start_ms = self._last_start(budget, window.length_ms, seen, tenant, user)
+        if start_ms is None or start_ms + window.length_ms <= ms_of(seen.now):
             return 0
-        until = now + timedelta(milliseconds=1)
-        return self.accounts(budget, instant(start_ms), until, tenant=tenant, user=user).get(who, 0)
+        since, until = instant(start_ms), seen.now + timedelta(milliseconds=1)
+        return self.accounts(budget, since, until, tenant=tenant, user=user, prices=seen.prices).get(who, 0)
 
     def _last_start(
-        self, budget: Budget, length_ms: int, now: datetime, tenant: str | None, user: str | None
+        self, budget: Budget, length_ms: int, seen: _Seen, tenant: str | None, user: str | None
     ) -> int | None:
-        run = tables.runs.c
-        wanted: list[ColumnElement[bool]] = [*same(tables.runs, tenant=tenant, user=user), run.at_ms <= ms_of(now)]
+        run, mine = tables.runs.c, same(tables.runs, tenant=tenant, user=user)
+        wanted: list[ColumnElement[bool]] = [*mine, run.at_ms <= ms_of(seen.now)]
         kinds = select(run.feature, run.model).where(*wanted).distinct()
         with self._database.reading() as connection:
             if budget.features or budget.models:
-                covered = [tuple(r) for r in connection.execute(kinds) if budget.covers(r.feature or None, r.model)]
+                covered = [
+                    tuple(row)
+                    for row in connection.execute(kinds)
+                    if budget.covers(row.feature or None, row.model, seen.prices.is_one_of)
+                ]
                 wanted.append(tuple_(run.feature, run.model).in_(covered))
             first = func.min(run.at_ms).label("start")
             chain = select(first).where(*wanted, ~again()).cte("chain", recursive=True)
@@ -165,8 +172,9 @@ class Shares:
 class _Seen:
     """What the ledger has of some windows at one instant, each read once, however many budgets ask for it."""
 
-    def __init__(self, ledger: Shares, now: datetime) -> None:
+    def __init__(self, ledger: Shares, now: datetime, prices: PriceBook) -> None:
         self.now = now
+        self.prices = prices
         self._ledger = ledger
         self._read: dict[tuple[str, int], _Booked] = {}
 
@@ -178,13 +186,14 @@ class _Seen:
         return self._read[meter, since_ms]
 
 
-def _accounts(budget: Budget, booked: _Booked, without: Collection[str]) -> dict[Who, int]:
+def _accounts(budget: Budget, booked: _Booked, without: Collection[str], prices: PriceBook) -> dict[Who, int]:
     """What accounts of a budget have spent, of what was booked."""
+    covers, is_one_of = budget.covers, prices.is_one_of
     accounts: dict[Who, int] = {}
     for tenant, (runs, corrections) in booked.items():
         if tenant in without:
             continue
-        rows = [(user, amount) for user, feature, model, amount in runs if budget.covers(feature or None, model)]
+        rows = [(user, amount) for user, feature, model, amount in runs if covers(feature or None, model, is_one_of)]
         if budget.meter == "usd":
             ours = [(user, amount) for user, name, amount in corrections if name in ("", budget.name)]
             rows += [(user, amount) for user, amount in ours if user or budget.scope != "user"]

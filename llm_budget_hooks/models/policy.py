@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -107,7 +107,8 @@ class Budget(_Model):
         limit: `Decimal` dollars for ``usd``, a whole number for all others; 0 switches the budget off.
         window: ``minute`` to ``month``, ``rolling:60s`` or ``fixed:24h``; none for ``in_flight`` and scope ``answer``.
         features: only these features; empty: all.
-        models: only models whose name matches one of these patterns; empty: all.
+        models: only models whose canonical name, or the name that the call uses, matches one of these patterns;
+            empty: all.
         count: ``entry`` counts an utterance when it begins, even if no model runs.
         managed: only an operator may override it.
         estimate: this budget's own estimate mode; None: the policy's.
@@ -181,11 +182,18 @@ class Budget(_Model):
         changed.__dict__.pop("limit_units", None)  # the copy has brought the old limit along
         return changed
 
-    def covers(self, feature: str | None, model: str) -> bool:
-        """Whether a call of this feature and model counts against the budget."""
+    def covers(self, feature: str | None, model: str, is_one_of: Callable[[str, Sequence[str]], bool]) -> bool:
+        """Whether a call of this feature and model counts against the budget.
+
+        Args:
+            feature, model: of the call, the model as the call names it.
+            is_one_of: whether the model that a name means is one of some patterns, as the price book says.
+        """
         if self.features and feature not in self.features:
             return False
-        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
+        if not self.models:
+            return True
+        return any(fnmatchcase(model.lower(), name.lower()) for name in self.models) or is_one_of(model, self.models)
 
 
 class TenantPolicy(_Model):

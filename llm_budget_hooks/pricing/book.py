@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Final
+from fnmatch import fnmatchcase
+from typing import Final, Self
 
 from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
+from llm_budget_hooks.models import Policy
 from llm_budget_hooks.pricing import second, source
 from llm_budget_hooks.pricing.listed import limits_of, listed_price
 from llm_budget_hooks.pricing.names import Reading, masked, opened, provider_of, readings, relaxed
@@ -51,6 +53,11 @@ class PriceBook:
         self._found: dict[tuple[str, str | None], Price | None] = {}
         self._check_aliases(aliases or {})
 
+    @classmethod
+    def of(cls, policy: Policy) -> Self:
+        """The prices of a policy."""
+        return cls(policy.prices, policy.aliases, policy.cached_discount)
+
     def price(self, model: str, provider: str | None = None, *, at_ms: int | None = None) -> Price:
         """The price of a model.
 
@@ -72,6 +79,22 @@ class PriceBook:
         if at_ms is not None:
             return found.at(at_ms)
         return found.now() if found.changes else found
+
+    def is_one_of(self, model: str, patterns: Sequence[str]) -> bool:
+        """Whether the model that a name means matches one of some patterns, in letters of whatever case.
+
+        They are held against its canonical name, with and without its provider in front. A model without a price goes
+        by the name that is given, with and without what is in front of it.
+        """
+        names = self._names(model)
+        return any(fnmatchcase(name, pattern.lower()) for pattern in patterns for name in names)
+
+    def _names(self, model: str) -> set[str]:
+        try:
+            price = self.price(model)
+        except PriceUnknown:
+            return {model.lower(), *_spelled(readings(model))}
+        return {price.model.lower(), f"{provider_of(price.provider)}/{price.model}".lower()}
 
     def served(self, held: Price, model: str | None, *, at_ms: int | None = None) -> Price:
         """The price of the model that served a call, given the price that the call was held at.

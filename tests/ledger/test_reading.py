@@ -275,6 +275,16 @@ def test_b026_the_accounts_of_a_budget_can_be_read_to_the_nano_dollar(ledger: Le
     assert ledger.accounts(budget, NOW, until, tenant="b") == {("b", "u1"): 64}
 
 
+def test_the_accounts_of_a_budget_of_a_model_count_it_under_all_its_names(ledger: Ledger) -> None:
+    budget = {"name": "dear", "scope": "user", "limit": "$1", "models": ["gpt-4o"]}
+    ledger.write([
+        run(1, 40, NOW, model="openai/gpt-4o"), run(2, 50, NOW, model="ours"), run(3, 99, NOW, model="gpt-4o-mini"),
+    ])  # fmt: skip
+    for window in ("day", "fixed:24h"):
+        policy = Policy.load({"aliases": {"ours": "gpt-4o"}, "budgets": [{**budget, "window": window}]})
+        assert [s.spent for s in ledger.over_share(policy, NOW)] == [Decimal("0.9")]
+
+
 def test_questions_of_the_last_day_are_counted_once(ledger: Ledger) -> None:
     asked = event_facts("asked", tenant="acme", user="u1", feature="ask", utterance="q-9")
     again = event_facts("asked", tenant="acme", user="u1", feature="ask", utterance="q-1")
