@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Self
 
 import httpx
-from litellm.exceptions import APIConnectionError, Timeout
+from litellm.exceptions import APIConnectionError, APIError, Timeout
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import Ticket, claim, unclaim
@@ -30,6 +31,8 @@ _log = logging.getLogger("llm_budget_hooks")
 _NUMBERS: Final = itertools.count()
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 _DEPTH: Final = 12
+_HANDED_OVER: Final = "api_call_start_time"
+_UNSENT: Final = "_llm_budget_unsent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Attempt:
     __slots__ = (
         "__weakref__",
         "_lock",
+        "_logged",
         "_name",
         "_open",
         "call",
@@ -94,6 +98,7 @@ class Attempt:
         self.renewed_s = time.monotonic()
         self._name = f"litellm-{next(_NUMBERS)}"
         self._lock = threading.Lock()
+        self._logged: list[tuple[Any, Any]] = []
         self._open = True
 
     def covered(self) -> Ticket | None:
@@ -196,10 +201,25 @@ class Attempt:
         with self._lock:
             was, self._open = self._open, False
         self.inner.clear()
+        self._logged.clear()
         forget(self)
         if was and ending.failed:
             unclaim(self.engine, self._name)
         return was
+
+    def logs(self, logged: Any) -> None:
+        """Look at what LiteLLM logs this attempt by, to see whether it is handed over to be sent."""
+        if hasattr(logged, "model_call_details"):
+            self._logged.append((logged, logged.model_call_details.get(_HANDED_OVER)))
+
+    def failed(self, error: BaseException) -> Ending:
+        """How it ended with this error, which from now on says if nothing was sent, for whoever held around it."""
+        logged = self._logged
+        unsent = bool(logged) and all(one.model_call_details.get(_HANDED_OVER) is since for one, since in logged)
+        if unsent:
+            with suppress(AttributeError, TypeError):
+                setattr(error, _UNSENT, True)
+        return ended_by(error, unsent=unsent)
 
     def answered(self, response: Any) -> Ending:
         """How it ended with this answer."""
@@ -208,20 +228,36 @@ class Attempt:
         return Ending(usage=usage, cost=cost, model=served_model(response))
 
 
-def ended_by(error: BaseException) -> Ending:
-    """How an attempt ended that failed: a provider's error bills nothing, a cut or a timeout may have."""
-    return Ending(release=isinstance(error, Exception) and was_not_billed(error), failed=True)
+def ended_by(error: BaseException, *, unsent: bool = False) -> Ending:
+    """How an attempt ended that failed: a provider's error bills nothing, a cut or a timeout may have.
+
+    Args:
+        error: what it failed with.
+        unsent: it was not handed over to be sent, for all that is known.
+    """
+    return Ending(release=isinstance(error, Exception) and was_not_billed(error, unsent=unsent), failed=True)
 
 
-def was_not_billed(error: Exception) -> bool:
-    """Whether an error says that the provider has billed nothing: an HTTP 4xx or 5xx but 408, or never sent."""
+def was_not_billed(error: Exception, *, unsent: bool = False) -> bool:
+    """Whether an error says that the provider has billed nothing: an HTTP 4xx or 5xx but 408, or never sent.
+
+    LiteLLM makes an APIConnectionError of its own mistakes with the arguments too, before there is a connection, and
+    a status of 500 of an answer that it cannot read, which the provider has billed.
+    """
     chain = list(_causes(error))
     if any(isinstance(cause, _NEVER_SENT) for cause in chain):
         return True
-    if isinstance(error, (asyncio.TimeoutError, Timeout, APIConnectionError)):
+    if isinstance(error, (asyncio.TimeoutError, Timeout)) or _cut(chain):
         return False
+    if unsent or getattr(error, _UNSENT, False):
+        return True
     status = getattr(error, "status_code", None)
-    return isinstance(status, int) and 400 <= status < 600 and status != 408 and not _cut(chain)
+    is_answer = isinstance(status, int) and 400 <= status < 600 and status != 408
+    return is_answer and not isinstance(error, APIConnectionError) and not _is_unreadable(chain)
+
+
+def _is_unreadable(chain: list[BaseException]) -> bool:
+    return any(type(cause) is APIError for cause in chain[1:])
 
 
 def _cut(chain: list[BaseException]) -> bool:

@@ -24,7 +24,7 @@ import litellm.utils
 
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
-from llm_budget_hooks.litellm.attempts import Attempt, Ending, ended_by
+from llm_budget_hooks.litellm.attempts import Attempt
 from llm_budget_hooks.litellm.calls import call_of, priced_name, streams_usage
 from llm_budget_hooks.litellm.refusal import TwoEngines, refused
 from llm_budget_hooks.litellm.requests import PROXY_REQUEST, remembered, request_of, unchanged
@@ -187,12 +187,11 @@ def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any
                 return _within(_held(kwargs), original(*args, **kwargs))
         with remembered(kwargs):
             attempt.begin()
-            if attempt.engine.policy.clamp:
-                args, kwargs = _lowered(attempt, names, args, kwargs)
         try:
-            result = original(*args, **_asking_for_usage(attempt, entry, kwargs))
+            args, kwargs = _prepared(attempt, entry, names, args, kwargs)
+            result = original(*args, **kwargs)
         except BaseException as error:
-            attempt.end(ended_by(error))
+            attempt.end(attempt.failed(error))
             raise
         if inspect.isawaitable(result):
             return _awaited(attempt, result)
@@ -215,9 +214,13 @@ def _around_async(original: Callable[..., Any], whole: bool) -> Callable[..., An
                 return await _awaited_within(_held(kwargs), original(*args, **kwargs))
         with remembered(kwargs):
             await attempt.abegin()
-            if attempt.engine.policy.clamp:
-                args, kwargs = _lowered(attempt, names, args, kwargs)
-        return await _awaited(attempt, original(*args, **_asking_for_usage(attempt, entry, kwargs)))
+        try:
+            args, kwargs = _prepared(attempt, entry, names, args, kwargs)
+            answer = original(*args, **kwargs)
+        except BaseException as error:
+            await attempt.aend(attempt.failed(error))
+            raise
+        return await _awaited(attempt, answer)
 
     return entered
 
@@ -226,10 +229,10 @@ async def _awaited(attempt: Attempt, answer: Awaitable[Any]) -> Any:
     try:
         result = await answer
     except GeneratorExit as error:
-        attempt.end_later(ended_by(error))
+        attempt.end_later(attempt.failed(error))
         raise
     except BaseException as error:
-        await attempt.aend(ended_by(error))
+        await attempt.aend(attempt.failed(error))
         raise
     if is_stream(result):
         return metered(result, attempt)
@@ -280,6 +283,7 @@ def _attempt(
     if proxied is not None:
         attempt.offer = proxied.take()
     logged = kwargs.get("litellm_logging_obj")
+    attempt.logs(logged)
     if logged is not None:
         # LiteLLM's queues may keep what it logs by long after the call.
         setattr(logged, _MARK, weakref.ref(attempt))
@@ -301,21 +305,24 @@ def _no_attempt() -> None:
     """Stands for the reference to an attempt where there was none."""
 
 
-def _lowered(
-    attempt: Attempt, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+def _prepared(
+    attempt: Attempt, entry: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with the bound of the output lowered to what is held.
+    """The arguments, asking for usage, and with the output's bound lowered to what is held where the policy clamps.
 
     Raises:
-        BudgetRefused: the hold pays for too little; it is given back.
+        BudgetRefused: the hold pays for too little.
     """
-    asked = {**dict(zip(names, args, strict=False)), **kwargs}
-    try:
-        changes = attempt.lowered(asked)
-    except BudgetExceeded as refusal:
-        attempt.end(Ending(release=True, failed=True))
-        raise refused(refusal) from None
-    return ((), {**asked, **changes}) if changes else (args, kwargs)
+    if attempt.engine.policy.clamp:
+        asked = {**dict(zip(names, args, strict=False)), **kwargs}
+        with remembered(kwargs):
+            try:
+                changes = attempt.lowered(asked)
+            except BudgetExceeded as refusal:
+                raise refused(refusal) from None
+        if changes:
+            args, kwargs = (), {**asked, **changes}
+    return args, _asking_for_usage(attempt, entry, kwargs)
 
 
 def _asking_for_usage(attempt: Attempt, entry: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -327,7 +334,9 @@ def _asking_for_usage(attempt: Attempt, entry: str, kwargs: dict[str, Any]) -> d
         attempt.hides_usage = True
         return {**kwargs, _LEFT_OUT: False}
     options = kwargs.get("stream_options") or {}
-    if kwargs.get("stream") is not True or entry not in _STREAMED or options.get("include_usage") is not None:
+    if kwargs.get("stream") is not True or entry not in _STREAMED or not isinstance(options, Mapping):
+        return kwargs
+    if options.get("include_usage") is not None:
         return kwargs
     if not streams_usage(str(kwargs.get("model")), kwargs.get("custom_llm_provider")):
         return kwargs

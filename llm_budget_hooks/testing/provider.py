@@ -385,5 +385,7 @@ def _read(request: HttpRequest, entry: _Entry) -> tuple[int, dict[str, Any]] | N
         return 400, shapes.error_body(f"the body is not JSON: {error}")
     if not isinstance(body, dict):
         return 400, shapes.error_body("the body is not a JSON object")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        return 400, shapes.error_body("stream_options is not an object")
     entry.json = body
     return None

@@ -348,8 +348,12 @@ def test_close_is_honoured_when_the_client_asks_for_it(provider: FakeProvider) -
         assert file.read() == b""
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b"[" * 100_000], ids=["cut", "list", "bytes", "deep"])
-def test_body_that_is_no_json_object_is_refused(provider: FakeProvider, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"stream": true, "stream_options": "x"}'],
+    ids=["cut", "list", "bytes", "deep", "options"],
+)
+def test_body_that_cannot_be_read_is_refused(provider: FakeProvider, body: bytes) -> None:
     with socket.create_connection(("127.0.0.1", provider.port), 10) as raw:
         raw.sendall(http_post(body))
         assert read_answer(raw)["error"]["type"] == "invalid_request_error"
