@@ -6,14 +6,17 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks.alerts.webhook import signature
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.testing import FakeProvider
 
@@ -22,7 +25,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 (RULES,) = (text for language, text in BLOCKS if language == "toml")
 COMMANDS = [text.strip() for language, text in BLOCKS if language == "sh"]
 EXAMPLES = [text for language, text in BLOCKS if language == "python"]
-ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE = EXAMPLES
+ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE, RECEIVER = EXAMPLES
 SPOKEN = "Good morning!"
 
 
@@ -153,7 +156,7 @@ engine.close()
 
 
 def test_every_python_block_is_one_of_those_above() -> None:
-    assert EXAMPLES == [ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE]
+    assert EXAMPLES == [ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE, RECEIVER]
 
 
 def test_the_line_for_the_proxy_names_a_module_and_what_it_gives() -> None:
@@ -175,3 +178,14 @@ def test_the_two_commands_are_one_line_each() -> None:
     assert len(COMMANDS) == 2
     assert re.fullmatch(install + r"'\.\[demo\]' && \.venv/bin/llm-budget demo", COMMANDS[0])
     assert re.fullmatch(install + r"-e '\.\[test\]' && \.venv/bin/python -m pytest", COMMANDS[1])
+
+
+def test_a_receiver_of_alerts_knows_which_are_its_own() -> None:
+    names: dict[str, Any] = {}
+    exec(RECEIVER, names)  # noqa: S102 - the README's own example
+    body = b'{"text":"Budget user-day has reached 80 % of its limit."}'
+    header = signature("secret", int(time.time()), body)
+    assert names["is_ours"]("secret", header, body)
+    assert not names["is_ours"]("other", header, body)
+    assert not names["is_ours"]("secret", header, body + b" ")
+    assert not names["is_ours"]("secret", signature("secret", int(time.time()) - 301, body), body)

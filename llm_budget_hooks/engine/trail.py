@@ -16,6 +16,7 @@ from llm_budget_hooks.keys import digest
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.events import Event, EventKind, Observer
 from llm_budget_hooks.models.trail import COUNTS, refusal_facts
+from llm_budget_hooks.money import format_usd
 from llm_budget_hooks.transitions import NO_LIMIT, Kind, Once, Rule
 
 _log = logging.getLogger("llm_budget_hooks")
@@ -147,14 +148,10 @@ class Trail:
 
     def alert(self, event: Event) -> None:
         """Tell of one alert, or of one limit that only warns: the log, the observers, the webhook, `on_alert`."""
-        if event.kind == "warned":
-            _log.warning("Budget %s has passed its limit, and its cutoff lets calls pass.", event.budget)
-        elif event.threshold is None:
-            _log.warning("Budget %s has refused %d times within a minute.", event.budget, event.times)
-        else:
-            _log.warning("Budget %s has reached %d %% of its limit.", event.budget, round((event.threshold or 0) * 100))
+        text = _alert_text(event)
+        _log.warning("%s", text)
         self.tell(event)
-        message = {name: value for name, value in event._asdict().items() if value is not None}
+        message = {"text": text, **{name: value for name, value in event._asdict().items() if value is not None}}
         if self.webhook is not None:
             self.webhook(message)
         if self.on_alert is not None:
@@ -162,6 +159,17 @@ class Trail:
                 self.on_alert(message)
             except Exception:  # noqa: BLE001 - whatever it is, the call goes on
                 _log.exception("on_alert failed.")
+
+
+def _alert_text(event: Event) -> str:
+    """An alert for people, with no name of a tenant or user."""
+    if event.kind != "warned" and event.threshold is None:
+        return f"Budget {event.budget} has refused {event.times} times within a minute."
+    show = format_usd if event.meter == "usd" else str
+    spent = f"{show(event.spent or 0)} of {show(event.limit or 0)}" + ("" if event.meter == "usd" else " tokens")
+    if event.kind == "warned":
+        return f"Budget {event.budget} has passed its limit, and its cutoff lets calls pass ({spent})."
+    return f"Budget {event.budget} has reached {round((event.threshold or 0) * 100)} % of its limit ({spent})."
 
 
 def unique() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Protocol
 
 from sqlalchemy import ColumnElement, func, select, tuple_
 
@@ -42,18 +43,48 @@ class Share:
     share: Decimal
 
 
+class SetLimit(Protocol):
+    """A limit that was set at run time, as the engine has it."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose, empty for budgets of scope ``global``."""
+
+    @property
+    def budget(self) -> str:
+        """The budget's name."""
+
+    @property
+    def limit(self) -> int | None:
+        """In the meter's own unit; None if it is ignored."""
+
+    @property
+    def until_ms(self) -> int:
+        """When it ends, 0 if it does not."""
+
+
 class Shares:
     """What accounts have spent, and who is near a limit."""
 
     _database: Database
 
-    def over_share(self, policy: Policy, now: datetime, share: Decimal = Decimal("0.8")) -> list[Share]:
+    def over_share(
+        self, policy: Policy, now: datetime, share: Decimal = Decimal("0.8"), overrides: Iterable[SetLimit] = ()
+    ) -> list[Share]:
         """Who has spent a share of a limit of money or tokens or more in the window of now, the nearest to it first.
 
         Of the policy's budgets those of meter ``usd`` and ``tokens`` with a window. Calls count when they end: the
         ledger does not know when they began, so that a fixed window can seem to begin later by the length of a call.
         Tokens are those that providers reported.
+
+        Args:
+            policy: whose limits.
+            now: an aware datetime.
+            share: of the limit.
+            overrides: what `BudgetEngine.overrides` returns, the limits that were set at run time.
         """
+        in_force = [one for one in overrides if one.limit is not None and not 0 < one.until_ms <= ms_of(now)]
+        policy = policy.with_limits({(one.tenant, one.budget): one.limit or 0 for one in in_force})
         own = {stored_text(name): name for name, tenant in policy.tenants.items() if tenant.budgets}
         seen = _Seen(self, now, PriceBook.of(policy))
         found = [*self._shares(policy, policy.budgets_of(""), seen, None, own, share)]

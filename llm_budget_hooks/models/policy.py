@@ -380,6 +380,24 @@ class Policy(_Model):
         for name, tenant in self.tenants.items():
             yield from ((name, budget) for budget in tenant.budgets)
 
+    def with_limits(self, limits: Mapping[tuple[str, str], int]) -> Policy:
+        """The same policy with other limits.
+
+        Args:
+            limits: by tenant (empty for budgets of scope ``global``) and budget, in the meter's own unit.
+        """
+        tenants = dict(self.tenants)
+        for name in {tenant for tenant, _ in limits if tenant}:
+            own = tenants.get(name) or TenantPolicy()
+            changed = [b.limited(limits[name, b.name]) for b in self.budgets_of(name, switched_off=True)
+                       if b.scope != "global" and (name, b.name) in limits]  # fmt: skip
+            kept = [b for b in own.budgets if (name, b.name) not in limits]
+            tenants[name] = own.model_copy(update={"budgets": (*kept, *changed)})
+        budgets = tuple(
+            b.limited(limits["", b.name]) if b.scope == "global" and ("", b.name) in limits else b for b in self.budgets
+        )
+        return self.model_copy(update={"budgets": budgets, "tenants": tenants})
+
     def budgets_of(self, tenant: str, *, switched_off: bool = False) -> tuple[Budget, ...]:
         """The budgets that bind a tenant, in policy order; those switched off are left out unless asked for."""
         own = self.tenants.get(tenant)

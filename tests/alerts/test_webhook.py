@@ -258,6 +258,7 @@ def test_an_engine_posts_its_alerts_where_the_policy_says(receiver: Receiver) ->
     ((_, headers, body),) = receiver.requests
     posted = json.loads(body)
     assert posted == called[0]
+    assert posted["text"] == "Budget user-day has reached 80 % of its limit ($0.90 of $1.00)."
     assert (posted["kind"], posted["budget"], posted["threshold"], posted["spent"]) == (
         "alert", "user-day", 0.8, 900_000_000,
     )  # fmt: skip

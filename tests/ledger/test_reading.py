@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from outboxes import settled
 
+from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.ledger import Ledger, LedgerUnavailable, Page
 from llm_budget_hooks.models import Budget, Policy
@@ -219,6 +221,41 @@ def test_who_is_over_a_share_of_a_limit(ledger: Ledger) -> None:
     ]
     big = [s for s in ledger.over_share(policy, NOW, Decimal("0.6")) if s.tenant == "big"]
     assert [(s.limit, s.share) for s in big] == [(8, Decimal("0.625"))]
+
+
+def test_who_is_over_a_share_of_a_limit_that_was_set_at_run_time(tmp_path: Path) -> None:
+    budgets = [
+        {"name": "all", "scope": "global", "limit": "$1000", "window": "day"},
+        {"name": "user-day", "scope": "user", "limit": "$2", "window": "day"},
+        {"name": "off", "scope": "tenant", "limit": 0, "window": "day"},
+    ]
+    own = {"own": {"budgets": [{"name": "user-day", "scope": "user", "limit": "$50", "window": "day"}]}}
+    now = [NOW]
+    with BudgetEngine.open(
+        f"sqlite:///{tmp_path / 'a.db'}", {"budgets": budgets, "tenants": own}, ledger=f"sqlite:///{tmp_path / 'a.db'}",
+        clock=lambda: now[0],
+    ) as engine:  # fmt: skip
+        engine.override("user-day", "$1", tenant="small")
+        engine.override("user-day", "$100", tenant="big")
+        engine.override("user-day", "$2", tenant="own")
+        engine.override("user-day", 0, tenant="none")
+        engine.override("off", "$1", tenant="small")
+        engine.override("all", "$8", expires_at=NOW + timedelta(hours=1))
+        for tenant, cost in {"small": "0.95", "big": "1.90", "own": "1.80", "none": "1.90", "any": "1.70"}.items():
+            engine.charge(Call(model="m", tenant=tenant, user="u"), cost=cost, force=True)
+        engine.flush()
+
+        def over() -> list[tuple[str, str, Any, Any]]:
+            found = engine.ledger.over_share(engine.policy, now[0], overrides=engine.overrides())
+            return [(s.budget, s.tenant, s.limit, s.share) for s in found]
+
+        set_now = [
+            ("off", "small", 1, Decimal("0.95")), ("user-day", "small", 1, Decimal("0.95")),
+            ("user-day", "own", 2, Decimal("0.9")), ("user-day", "any", 2, Decimal("0.85")),
+        ]  # fmt: skip
+        assert over() == [("all", "", 8, Decimal("1.03125")), *set_now]
+        now[0] += timedelta(hours=1)
+        assert over() == set_now
 
 
 def test_who_is_over_a_share_of_a_limit_of_tokens(ledger: Ledger) -> None:
