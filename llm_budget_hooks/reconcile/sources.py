@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from http.client import HTTPException
@@ -25,12 +25,14 @@ from llm_budget_hooks.pricing.book import providers
 from llm_budget_hooks.pricing.names import masked, provider_of
 from llm_budget_hooks.reconcile.books import Billed, Books, BooksUnavailable
 from llm_budget_hooks.reconcile.exported import ExportedBooks
-from llm_budget_hooks.reconcile.values import count_of, day_of, dollars, model_of, tool_of
+from llm_budget_hooks.reconcile.values import count_of, day_of, dollars, instant_of, model_of, tool_of
 
 _TIMEOUT_S: Final = 30
 _MOST_PAGES: Final = 10_000
 _DAYS_AT_ONCE: Final = 31
 _ROWS_AT_ONCE: Final = 1000
+_SECOND: Final = timedelta(seconds=1)
+_SPEND_LOGS: Final = "/spend/logs/v2"
 _NO_MODEL: Final = "not by model"
 Query = list[tuple[str, object]]
 _Made = TypeVar("_Made")
@@ -142,35 +144,48 @@ class LiteLLMBooks(_Remote):
     """The spend logs of a LiteLLM proxy, with its master key or an admin's."""
 
     def lines(self, since: date, until: date) -> Iterator[Billed]:
-        """See `Books.lines`. Each logged call is a line; what the proxy served from its cache costs nothing.
-
-        The proxy's own count of pages ends at 10,000 rows, so each day is read until a page is not full.
-        """
-        day = since
-        while day < until:
-            seen: set[str] = set()  # a row that is written meanwhile moves others to the next page
-            for row in self._rows(day):
-                name = str(row.get("request_id") or "")
-                if name in seen or _read(day_of, row.get("startTime")) != day:
-                    continue
-                seen |= {name} - {""}
+        """See `Books.lines`. Each logged call is a line; what the proxy served from its cache costs nothing."""
+        for number in range((until - since).days):
+            begins = datetime.combine(since, time(), UTC) + timedelta(days=number)
+            for row in self._rows(begins, begins + timedelta(days=1)):
                 if row.get("status") != "failure" or row.get("spend"):
                     yield _read(_litellm, row)
-            day += timedelta(days=1)
 
-    def _rows(self, day: date) -> Iterator[dict[str, Any]]:
-        """All that began on a day, and what began as it ended."""
-        path = "/spend/logs/v2"
-        query: Query = [("start_date", f"{day} 00:00:00"), ("end_date", f"{day + timedelta(days=1)} 00:00:00")]
-        query += [("page_size", _ROWS_AT_ONCE), ("sort_by", "startTime"), ("sort_order", "asc")]
-        for number in range(1, _MOST_PAGES):
-            found = self._get(path, [*query, ("page", number)])
-            rows = _tables(path, found, "data")
-            yield from rows
-            full = _read(count_of, found.get("page_size") or _ROWS_AT_ONCE)
-            if number >= _read(count_of, found.get("total_pages") or 0) and len(rows) < full:
-                return
-        raise BooksUnavailable(f"{path} has more pages than anybody reads.")
+    def _rows(self, begins: datetime, ends: datetime) -> Iterator[dict[str, Any]]:
+        """All rows from an instant to before another, both of whole seconds.
+
+        The proxy's count of rows ends at 10,000, and rows that began at the same instant are in no order, so that they
+        can be missed between pages. A span with more rows than a page has is read in halves, down to a second.
+        """
+        found = self._page(begins, ends, 1)
+        many = _read(count_of, found.get("total_pages") or 0) > 1
+        if many and ends - begins > _SECOND:
+            middle = begins + (ends - begins) // 2
+            middle = middle.replace(microsecond=0)
+            yield from self._rows(begins, middle)
+            yield from self._rows(middle, ends)
+            return
+        rows = self._second(begins, found) if many else _tables(_SPEND_LOGS, found, "data")
+        yield from (row for row in rows if begins <= _read(instant_of, row.get("startTime")) < ends)
+
+    def _second(self, begins: datetime, found: dict[str, Any]) -> list[dict[str, Any]]:
+        """All rows of a second that has more of them than a page."""
+        rows: dict[str, dict[str, Any]] = {}
+        total = _read(count_of, found.get("total") or 0)
+        for number in range(2, _MOST_PAGES):
+            page = _tables(_SPEND_LOGS, found, "data")
+            rows |= {str(row.get("request_id")): row for row in page}
+            if not page:
+                break
+            found = self._page(begins, begins + _SECOND, number)
+        if len(rows) < total:
+            raise BooksUnavailable(f"{_SPEND_LOGS}: too many calls began at {begins:%H:%M:%S} to be read; try again.")
+        return list(rows.values())
+
+    def _page(self, begins: datetime, ends: datetime, number: int) -> dict[str, Any]:
+        query: Query = [(name, f"{at:%Y-%m-%d %H:%M:%S}") for name, at in (("start_date", begins), ("end_date", ends))]
+        query += [("page_size", _ROWS_AT_ONCE), ("sort_by", "startTime"), ("sort_order", "asc"), ("page", number)]
+        return self._get(_SPEND_LOGS, query)
 
 
 def open_books(source: str, *, url: str | None = None, provider: str | None = None) -> Books:

@@ -25,12 +25,17 @@ class Unreadable(ValueError):
 
 def day_of(value: object) -> date:
     """The UTC day of an ISO date or instant, or of seconds or milliseconds since the epoch."""
+    return instant_of(value).date()
+
+
+def instant_of(value: object) -> datetime:
+    """Same as `day_of`, for the instant itself."""
     text = _text(value)
     try:
         if _EPOCH.fullmatch(text):
-            return datetime.fromtimestamp(int(text[:10]), UTC).date()
+            return datetime.fromtimestamp(int(text[:10]), UTC)
         at = datetime.fromisoformat(text)
-        return (at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)).date()
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         raise Unreadable(f"{_shown(value)} is no day or instant, such as 2026-11-30") from None
 

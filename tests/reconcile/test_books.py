@@ -8,6 +8,7 @@ from collections import defaultdict
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from random import shuffle
 from typing import Any
 
 import pytest
@@ -187,7 +188,6 @@ def test_the_spend_logs_of_a_litellm_proxy_are_read_page_by_page(server: BooksSe
     kept.call("gpt-4o", "0.05", 10, 1)
     (line,) = kept.against(LiteLLMBooks(KEY, server.url)).flagged
     assert (line.billed, line.cause) == (Decimal("0.3"), "calls the ledger never saw: 1 of 2")
-    assert {query["start_date"][0] for _, query, _ in server.requests} == {"2026-11-01 00:00:00"}
     both = list(LiteLLMBooks(KEY, server.url).lines(DAY, date(2026, 11, 3)))
     assert [(line.day, line.cost) for line in both] == [
         (DAY, Decimal("0.25")), (DAY, Decimal("0.05")), (NEXT, Decimal("0.4")),
@@ -195,22 +195,35 @@ def test_the_spend_logs_of_a_litellm_proxy_are_read_page_by_page(server: BooksSe
 
 
 def test_spend_logs_are_read_beyond_the_rows_that_the_proxy_counts(server: BooksServer) -> None:
-    rows = [spend_row(n, f"2026-11-01T10:00:{n % 60:02}+00:00", 0.01) for n in range(25)]
+    rows = [spend_row(n, f"2026-11-01T{n % 24:02}:00:{n % 60:02}+00:00", 0.01) for n in range(50)]
     server.routes = {"/spend/logs/v2": spend_logs(rows, most=10, page_size=5)}
-    assert sum(line.cost or 0 for line in LiteLLMBooks(KEY, server.url).lines(DAY, NEXT)) == Decimal("0.25")
+    assert sum(line.cost or 0 for line in LiteLLMBooks(KEY, server.url).lines(DAY, NEXT)) == Decimal("0.5")
 
 
-def test_a_row_that_moves_to_the_next_page_is_counted_once(server: BooksServer) -> None:
-    rows = [spend_row(n, f"2026-11-01T10:00:0{n}+00:00", 0.01) for n in range(4)]
+def test_rows_of_one_instant_are_in_no_order_and_each_is_read_once(server: BooksServer) -> None:
+    rows = [spend_row(n, f"2026-11-01T10:00:{n // 2:02}+00:00", 0.01 * n) for n in range(16)]
 
     def logs(query: dict[str, list[str]]) -> dict[str, Any]:
-        answer: dict[str, Any] = spend_logs(rows, page_size=2)(query)
-        if len(rows) == 4:
-            rows.insert(0, spend_row(9, "2026-11-01T09:00:00+00:00", 0.01))  # written late
+        shuffle(rows)
+        return spend_logs(rows, page_size=5)(query)
+
+    server.routes = {"/spend/logs/v2": logs}
+    assert sum(line.cost or 0 for line in LiteLLMBooks(KEY, server.url).lines(DAY, NEXT)) == Decimal("1.2")
+
+
+def test_more_calls_in_a_second_than_can_be_read_are_an_error(server: BooksServer) -> None:
+    rows = [spend_row(n, "2026-11-01T10:00:00+00:00", 0.01) for n in range(12)]
+    pages = iter([[0, 5], [3, 8], [5, 10], [0, 0]])
+
+    def logs(query: dict[str, list[str]]) -> dict[str, Any]:
+        answer: dict[str, Any] = spend_logs(rows, page_size=5)(query)
+        if query["start_date"] == ["2026-11-01 10:00:00"] and query["end_date"] == ["2026-11-01 10:00:01"]:
+            answer["data"] = rows[slice(*next(pages))]
         return answer
 
     server.routes = {"/spend/logs/v2": logs}
-    assert sum(line.cost or 0 for line in LiteLLMBooks(KEY, server.url).lines(DAY, NEXT)) == Decimal("0.04")
+    with pytest.raises(BooksUnavailable, match="too many calls began at 10:00:00"):
+        list(LiteLLMBooks(KEY, server.url).lines(DAY, NEXT))
 
 
 @pytest.mark.parametrize("status", [302, 401, 429, 500])
