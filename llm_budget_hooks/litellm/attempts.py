@@ -20,6 +20,7 @@ from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.engine.tickets import Ticket, claim, unclaim
 from llm_budget_hooks.errors import BudgetExceeded
 from llm_budget_hooks.litellm.clamped import clamped, refuse_below_minimum
+from llm_budget_hooks.litellm.deployments import covers
 from llm_budget_hooks.litellm.later import settle_later
 from llm_budget_hooks.litellm.media import cost_of
 from llm_budget_hooks.litellm.refusal import refused
@@ -62,7 +63,8 @@ class Attempt:
         kind: the sync name of the entry point.
         call: what was asked.
         reservation: the hold; None where an outer integration has it.
-        offer: a hold that was taken for this request before; it is used if it is for the same model.
+        offer: a hold that was taken for this request before; it is used if it pays for this attempt.
+        logged_by: tells which object of LiteLLM logs it.
         hides_usage: the usage of the stream was not asked for by the caller.
         inner: the streams that LiteLLM makes this attempt's stream of.
         waiting: a provider is being waited for, so that the hold is renewed.
@@ -80,6 +82,7 @@ class Attempt:
         "hides_usage",
         "inner",
         "kind",
+        "logged_by",
         "offer",
         "renewed_s",
         "reservation",
@@ -92,6 +95,7 @@ class Attempt:
         self.call = call
         self.reservation: Reservation | None = None
         self.offer: Reservation | None = None
+        self.logged_by: int | None = None
         self.hides_usage = False
         self.inner: list[Any] = []
         self.waiting = True
@@ -147,7 +151,7 @@ class Attempt:
 
     def _accepts(self) -> bool:
         """Whether the hold that was taken before is for this request as it is now."""
-        if self.offer is None or self.offer.call.model != self.call.model:
+        if self.offer is None or not covers(self.engine, self.offer.call, self.call):
             return False
         self.reservation = self.offer
         watch(self)

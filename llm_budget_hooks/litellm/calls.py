@@ -40,7 +40,7 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
         model=model,
         input_tokens=input_bound(model, asked),
         max_output_tokens=0 if kind in _NO_OUTPUT else _output_bound(asked),
-        amount=amount_of(kind, model, asked, engine.prices),
+        amount=0 if kind == "moderation" and _is_free(asked) else amount_of(kind, model, asked, engine.prices),
         service_tier=tier if isinstance(tier, str) and tier.lower() in SERVICE_TIERS else None,
         writes_cache=writes_cache(asked),
         audio=_hears_or_speaks(asked),
@@ -103,6 +103,11 @@ def writes_cache(asked: Mapping[str, Any]) -> bool:
         return True
     places = [asked.get("messages"), asked.get("system"), asked.get("tools")]
     return any(_marks(item) for place in places if isinstance(place, list) for item in place)
+
+
+def _is_free(asked: Mapping[str, Any]) -> bool:
+    """OpenAI bills nothing for its moderation models, of which it takes one where none is named."""
+    return str(asked.get("model") or "omni-moderation").removeprefix("openai/").startswith(("omni-mod", "text-mod"))
 
 
 def _hears_or_speaks(asked: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from types import CellType, FunctionType
@@ -47,6 +48,16 @@ _TEXTS: Final = frozenset({"text_completion", "atext_completion"})
 _STREAMED: Final = _CHATS | _TEXTS
 _LEFT_OUT: Final = "_litellm_strip_stream_usage"
 
+_GOOGLES: Final = frozenset({
+    "generate_content", "agenerate_content", "generate_content_stream", "agenerate_content_stream"
+})  # fmt: skip
+
+
+def _no_attempt() -> None:
+    """Stands for the reference to an attempt where there is none."""
+
+
+_AROUND: ContextVar[Callable[[], Attempt | None]] = ContextVar("llm_budget_hooks_attempt", default=_no_attempt)
 EXPLICIT: ContextVar[BudgetEngine | None] = ContextVar("llm_budget_hooks_explicit_engine", default=None)
 _installing = threading.Lock()
 _installed = False
@@ -189,7 +200,8 @@ def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any
             attempt.begin()
         try:
             args, kwargs = _prepared(attempt, entry, names, args, kwargs)
-            result = original(*args, **kwargs)
+            with _inside(attempt):
+                result = original(*args, **kwargs)
         except BaseException as error:
             attempt.end(attempt.failed(error))
             raise
@@ -220,7 +232,8 @@ def _around_async(original: Callable[..., Any], whole: bool) -> Callable[..., An
         except BaseException as error:
             await attempt.aend(attempt.failed(error))
             raise
-        return await _awaited(attempt, answer)
+        with _inside(attempt):
+            return await _awaited(attempt, answer)
 
     return entered
 
@@ -287,6 +300,7 @@ def _attempt(
     if logged is not None:
         # LiteLLM's queues may keep what it logs by long after the call.
         setattr(logged, _MARK, weakref.ref(attempt))
+        attempt.logged_by = id(logged)
     return attempt
 
 
@@ -295,14 +309,30 @@ def _lets_cheaper_pass(engine: BudgetEngine) -> bool:
     return policy.cutoff == "soft" or any(tenant.cutoff == "soft" for tenant in policy.tenants.values())
 
 
+@contextmanager
+def _inside(attempt: Attempt) -> Iterator[None]:
+    before, own = _AROUND.get(), weakref.ref(attempt)
+    _AROUND.set(own)
+    try:
+        yield
+    finally:
+        # A token would keep the context, and so what never ends; whoever collects that does it in another context.
+        if _AROUND.get() is own:
+            _AROUND.set(before)
+
+
 def _held(kwargs: Mapping[str, Any]) -> Attempt | None:
-    """The attempt that these arguments are a part of."""
-    held: Attempt | None = getattr(kwargs.get("litellm_logging_obj"), _MARK, _no_attempt)()
-    return held if held is not None and held.open else None
+    """The attempt that a call with these arguments is a part of.
 
-
-def _no_attempt() -> None:
-    """Stands for the reference to an attempt where there was none."""
+    Entry points that lead to others log by one object, but for Google's, which make a new one. A proxy logs by one
+    object for all the models that are asked at once, too; these are no parts of each other.
+    """
+    logged = kwargs.get("litellm_logging_obj")
+    around = _AROUND.get()()
+    if around is not None and around.open and (around.kind in _GOOGLES or around.logged_by == id(logged)):
+        return around
+    last: Attempt | None = getattr(logged, _MARK, _no_attempt)()
+    return last if last is not None and last.open and PROXY_REQUEST.get() is None else None
 
 
 def _prepared(

@@ -14,6 +14,7 @@ cools no deployment down, and handed to the first attempt; further attempts take
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import lru_cache
@@ -23,22 +24,23 @@ from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.errors import BudgetError, BudgetExceeded
 from llm_budget_hooks.litellm.attempts import Attempt, Ending
 from llm_budget_hooks.litellm.callback import BudgetCallback
-from llm_budget_hooks.litellm.calls import call_of
+from llm_budget_hooks.litellm.deployments import call_before_routing
 from llm_budget_hooks.litellm.media import cost_of_hit, dollars
+from llm_budget_hooks.litellm.passed import passed_usage
 from llm_budget_hooks.litellm.proxy_refusal import ProxyRefused, answer_as_refused, told
 from llm_budget_hooks.litellm.requests import PROXY_REQUEST, ProxyRequest, new_utterance
-from llm_budget_hooks.litellm.usage import served_model, usage_of
+from llm_budget_hooks.litellm.usage import served_model
 from llm_budget_hooks.models import Call
 
 _log = logging.getLogger("llm_budget_hooks")
 _KEY: Final = "llm_budget_request"
-_ROUTED: Final = frozenset({
+_HELD: Final = frozenset({
     "completion", "acompletion", "text_completion", "atext_completion", "embeddings", "embedding", "aembedding",
     "responses", "aresponses", "image_generation", "aimage_generation", "speech", "aspeech", "transcription",
-    "atranscription", "audio_transcription", "rerank", "arerank", "anthropic_messages",
+    "atranscription", "audio_transcription", "rerank", "arerank", "anthropic_messages", "moderation", "amoderation",
+    "agenerate_content", "agenerate_content_stream", "image_edit", "aimage_edit",
+    "pass_through_endpoint", "allm_passthrough_route",
 })  # fmt: skip
-_PASSED: Final = frozenset({"pass_through_endpoint", "allm_passthrough_route"})
-_SYNONYMS: Final = {"embeddings": "embedding", "audio_transcription": "transcription"}
 
 
 class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares classes of this name from a client's "no-log"
@@ -54,10 +56,13 @@ class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares clas
         """
         request = self._request(user_api_key_dict, data)
         PROXY_REQUEST.set(request)
-        if call_type not in _ROUTED and call_type not in _PASSED:
+        request.end_with(asyncio.current_task())
+        path = str(getattr(user_api_key_dict, "request_route", None) or "")
+        call = call_before_routing(self.budget_engine, call_type, data, path) if call_type in _HELD else None
+        if call is None:
             return
         try:
-            request.hold = await self.budget_engine.areserve(self._call(call_type, data))
+            request.hold = await self.budget_engine.areserve(call)
         except BudgetExceeded as refusal:
             raise ProxyRefused(refusal, await self._left(request)) from refusal
         logged = data.get("litellm_logging_obj")
@@ -120,7 +125,7 @@ class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares clas
         hold = request.take() if isinstance(request, ProxyRequest) else None
         if hold is None:
             return
-        await _attempt_of(self.budget_engine, hold).aend(_passed_ending(kwargs, response_obj))
+        await _attempt_of(self.budget_engine, hold).aend(_passed_ending(kwargs, response_obj, hold.call))
 
     async def async_log_failure_event(
         self, kwargs: Mapping[str, Any], response_obj: Any, start_time: Any, end_time: Any
@@ -143,10 +148,6 @@ class _PROXY_BudgetCallback(BudgetCallback):  # noqa: N801 - LiteLLM spares clas
             step=named["step"],
         )
 
-    def _call(self, call_type: str, data: Mapping[str, Any]) -> Call:
-        entry = _SYNONYMS.get(call_type, call_type)
-        return call_of(self.budget_engine, entry, {**data, **_deployed(data.get("model"))})
-
 
 def _attempt_of(engine: BudgetEngine, hold: Reservation) -> Attempt:
     attempt = Attempt(engine, "completion", hold.call)
@@ -154,24 +155,11 @@ def _attempt_of(engine: BudgetEngine, hold: Reservation) -> Attempt:
     return attempt
 
 
-def _passed_ending(kwargs: Mapping[str, Any], response: Any) -> Ending:
+def _passed_ending(kwargs: Mapping[str, Any], response: Any, call: Call) -> Ending:
     if kwargs.get("cache_hit") is True:
         return Ending(cost=cost_of_hit(kwargs))
-    usage = usage_of(response)
+    usage = passed_usage(kwargs, response, call)
     return Ending(usage=usage, cost=dollars(kwargs.get("response_cost")), model=served_model(response))
-
-
-def _deployed(model: Any) -> dict[str, Any]:
-    """The name and the bounds of the deployment behind a model's name on the proxy."""
-    from litellm.proxy import proxy_server
-
-    router = getattr(proxy_server, "llm_router", None)
-    found = router.get_model_list(model_name=model) if router is not None and isinstance(model, str) else None
-    if not found:
-        return {}
-    params = found[0]["litellm_params"]
-    kept = {name: params[name] for name in ("model", "custom_llm_provider", "base_model") if params.get(name)}
-    return {**kept, "model_info": found[0].get("model_info") or {}}
 
 
 def _first(authenticated: Any, names: tuple[str, ...]) -> str | None:

@@ -80,7 +80,10 @@ def answer_as_refused(app: Any) -> None:
     theirs: Callable[[Any, ProxyException], Awaitable[Any]] = app.exception_handlers[ProxyException]
 
     async def answer(request: Any, error: ProxyException) -> Any:
-        return await theirs(request, _refusal_behind(error) or error)
+        refusal = _refusal_behind(error)
+        if refusal is not None:
+            refusal.headers = {**error.headers, **refusal.headers}
+        return await theirs(request, refusal or error)
 
     app.exception_handlers[ProxyException] = answer
     app.middleware_stack = None  # it has been built for the start, and is built again for the first request

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import litellm
@@ -48,6 +49,7 @@ class ProxyRequest(Request):
         tenant, user: who pays; they go before all that the request says.
         feature, step: as the client says; they choose no payer.
         hold: taken before routing, for the first attempt.
+        leaving: what ends the streams of this request that the client has left.
     """
 
     tenant: str | None = None
@@ -55,6 +57,12 @@ class ProxyRequest(Request):
     feature: str | None = None
     step: str | None = None
     hold: Reservation | None = None
+    leaving: list[Callable[[], None]] = field(default_factory=list)
+
+    def end_with(self, task: asyncio.Task[Any] | None) -> None:
+        """Leave all streams when the task that serves the request is done, and not when their garbage is collected."""
+        if task is not None:
+            task.add_done_callback(lambda _: [leave() for leave in self.leaving])
 
     def take(self) -> Reservation | None:
         """The hold, once."""

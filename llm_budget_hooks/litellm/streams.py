@@ -15,6 +15,7 @@ from typing import Any, Final
 from llm_budget_hooks.errors import BudgetError
 from llm_budget_hooks.litellm.attempts import Attempt, Ending, ended_by
 from llm_budget_hooks.litellm.later import settle_at_exit
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST
 from llm_budget_hooks.litellm.tokens import counted
 from llm_budget_hooks.litellm.usage import field, read_usage, served_model, usage_of
 from llm_budget_hooks.models import Usage
@@ -82,6 +83,11 @@ class Meter:
                 await self.attempt.engine.aextend(self.attempt.reservation)
             except BudgetError as error:
                 _log.warning("The hold of a long stream could not be renewed: %s", type(error).__name__)
+
+    def leave(self) -> None:
+        """End it where nobody reads on."""
+        if self.attempt.open and not self.attempt.waiting:
+            self.attempt.end_later(self.ending(self.stream(), None))
 
     def ending(self, stream: Any, error: BaseException | None) -> Ending:
         """How it ends: with `error`, with StopIteration when it was read to its end, or with None when it was left.
@@ -233,7 +239,10 @@ def metered(stream: Any, attempt: Attempt) -> Any:
     except TypeError:
         made = _Pieces(stream)
         made.__class__ = _metered_class(_Pieces)
-    made._meter = Meter(attempt, made)
+    made._meter = meter = Meter(attempt, made)
+    proxied = PROXY_REQUEST.get()
+    if proxied is not None:
+        proxied.leaving.append(meter.leave)
     return made
 
 

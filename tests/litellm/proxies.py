@@ -24,6 +24,7 @@ from llm_budget_hooks.testing import FakeProvider
 
 START_S = 300  # each process imports for some 17 s of CPU time, and other tests may run beside it
 README = Path(__file__).parents[2] / "README.md"
+MIXED = ("openai/gpt-4o-mini", "openai/gpt-4o")
 # Stands for the proxy's database of keys: "sk-red-alice" is alice of the team red.
 AUTH = """
 from litellm.proxy._types import UserAPIKeyAuth
@@ -131,7 +132,14 @@ def _config(provider: FakeProvider, settings: dict[str, Any]) -> dict[str, Any]:
         "model_list": [
             *({"model_name": name, "litellm_params": {"model": model, **where}} for name, model in models.items()),
             {"model_name": "rank", "litellm_params": rank},
+            *({"model_name": "mixed", "litellm_params": {"model": model, **where}} for model in MIXED),
         ],
         "litellm_settings": {"callbacks": callback, **settings},
-        "general_settings": {"custom_auth": "keys.authenticate"},
+        "general_settings": {
+            "custom_auth": "keys.authenticate",
+            "pass_through_endpoints": [
+                {"path": "/ours", "target": f"{provider.base_url}/chat/completions"},
+                {"path": "/list", "target": f"{provider.base_url}/models"},
+            ],
+        },
     }

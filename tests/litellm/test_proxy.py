@@ -105,6 +105,10 @@ def _listen(client: openai.OpenAI) -> None:
 
 
 CHAT: dict[str, Any] = {"model": "chat", "messages": MESSAGES}
+OURS: dict[str, Any] = {"model": "gpt-4o-mini", "messages": MESSAGES}
+USAGE = {"include_usage": True}
+GOOGLE = "/v1beta/models/chat:"
+ASKED_OF_GOOGLE = {"contents": [{"role": "user", "parts": [{"text": "hello world"}]}]}
 ANTHROPIC: dict[str, Any] = {"model": CLAUDE, "messages": MESSAGES, "max_tokens": 100}
 RANKED: dict[str, Any] = {"model": "rank", "query": "a", "documents": ["b"]}
 INSTRUCTED = Decimal("0.000083")  # 2 tokens in at $1.50 and 40 out at $2 a million
@@ -124,8 +128,14 @@ ROUTES: dict[str, tuple[Callable[[openai.OpenAI], Any], Decimal]] = {
     ),
     "messages": (lambda client: _post(client, "/v1/messages", **CHAT, max_tokens=100), USED),
     "messages stream": (lambda client: _post(client, "/v1/messages", **CHAT, max_tokens=100, stream=True), USED),
+    "generate": (lambda client: _post(client, f"{GOOGLE}generateContent", **ASKED_OF_GOOGLE), USED),
+    "generate stream": (lambda client: _post(client, f"{GOOGLE}streamGenerateContent", **ASKED_OF_GOOGLE), USED),
     # 1 text token in at $5 and 40 image tokens out at $40 a million
     "images": (lambda client: client.images.generate(model="image", prompt="cat"), Decimal("0.001605")),
+    "image edits": (
+        lambda client: client.images.edit(model="image", prompt="cat", image=("a.png", b"\x89PNG\r\n\x1a\n")),
+        Decimal("0.001605"),
+    ),
     "speech": (
         lambda client: client.audio.speech.create(model="speech", voice="alloy", input="hello" * 100),
         Decimal("0.0075"),
@@ -138,7 +148,12 @@ ROUTES: dict[str, tuple[Callable[[openai.OpenAI], Any], Decimal]] = {
         lambda client: _post(client, "/anthropic/v1/messages", **ANTHROPIC, stream=True),
         Decimal("0.000606"),
     ),
+    "our host": (lambda client: _post(client, "/ours", **OURS), USED),
+    "our host stream": (lambda client: _post(client, "/ours", **OURS, stream=True, stream_options=USAGE), USED),
 }
+
+
+ENVELOPED = ("messages", "messages stream")  # Anthropic's error has its type by the status
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -164,7 +179,7 @@ def test_every_route_refuses_before_the_provider_and_says_all_there_is_to_say(
     assert int(answer.headers["retry-after"]) > 0
     assert answer.headers["x-budget-remaining"] == "1.9"
     told = answer.json()["error"]
-    assert told["type"] == ("rate_limit_error" if route.startswith("messages") else "budget_exceeded")
+    assert told["type"] == ("rate_limit_error" if route in ENVELOPED else "budget_exceeded")
     assert "Daily call limit of 10 for user" in told["message"]
     about = told["provider_specific_fields"]
     assert (about["budget"], about["limit"], about["available"]) == ("calls", 10, 0)
@@ -173,7 +188,7 @@ def test_every_route_refuses_before_the_provider_and_says_all_there_is_to_say(
     eventually(lambda: balance(proxy.engine, tenant=who, user="pat"), (Decimal("0.1"), 0))
 
 
-LEFT = {
+LEFT: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"model": "text", "prompt": "hi"},
     "/v1/embeddings": {"model": "embed", "input": "hi"},
@@ -191,6 +206,55 @@ def test_an_answer_says_what_is_left(path: str, proxy: Proxy, provider: FakeProv
     answer = _post(proxy.client(f"sk-green-{path.replace('/', '')}"), path, **LEFT[path])
     left = Decimal(answer.headers["x-budget-remaining"])
     assert Decimal("1.9") < left < 2
+
+
+def test_a_passed_stream_without_usage_is_counted(proxy: Proxy, provider: FakeProvider) -> None:
+    _post(proxy.client("sk-red-counted"), "/ours", **OURS, stream=True)
+    eventually(lambda: balance(proxy.engine, tenant="red", user="counted")[1], 0)
+    assert USED / 2 < balance(proxy.engine, tenant="red", user="counted")[0] < USED * 3
+
+
+def test_whichever_model_of_a_group_serves_a_request_it_is_one_call(proxy: Proxy, provider: FakeProvider) -> None:
+    for _ in range(8):
+        proxy.client("sk-red-mixed").chat.completions.create(model="mixed", messages=MESSAGES)
+    served = [request.model for request in provider.requests]
+    assert set(served) == {"gpt-4o", "gpt-4o-mini"}
+    cost = served.count("gpt-4o-mini") * USED + served.count("gpt-4o") * Decimal("0.000405")
+    eventually(lambda: balance(proxy.engine, tenant="red", user="mixed"), (cost, 0))
+    assert balance(proxy.engine, "calls", tenant="red", user="mixed") == (8, 0)
+
+
+def test_two_models_asked_at_once_are_two_calls(proxy: Proxy, provider: FakeProvider) -> None:
+    _post(proxy.client("sk-red-both"), "/v1/chat/completions", model="chat,mixed", messages=MESSAGES)
+    assert provider.count == 2
+    eventually(lambda: balance(proxy.engine, "calls", tenant="red", user="both"), (2, 0))
+    served = [request.model for request in provider.requests]
+    cost = served.count("gpt-4o-mini") * USED + served.count("gpt-4o") * Decimal("0.000405")
+    eventually(lambda: balance(proxy.engine, tenant="red", user="both"), (cost, 0))
+
+
+@pytest.mark.parametrize("asked", [{"messages": MESSAGES}, {"model": "nobody's", "messages": MESSAGES}])
+def test_what_the_proxy_knows_no_model_for_is_the_proxys_own_error(
+    asked: dict[str, Any], proxy: Proxy, provider: FakeProvider
+) -> None:
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        _post(proxy.client("sk-red-lost"), "/v1/chat/completions", **asked)
+    assert caught.value.response.status_code == 400
+    assert provider.count == 0
+
+
+def test_a_passed_request_that_calls_no_model_is_free_and_an_unknown_one_is_refused(
+    proxy: Proxy, provider: FakeProvider
+) -> None:
+    client = proxy.client("sk-red-browser")
+    listed = httpx.get(f"{proxy.url}/list", headers={"authorization": f"Bearer {client.api_key}"}, timeout=30)
+    assert listed.raise_for_status().json()["data"]
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        _post(client, "/ours", x=1)
+    told = caught.value.response.json()["error"]["provider_specific_fields"]
+    assert (caught.value.response.status_code, told["code"]) == (429, "price_unknown")
+    assert provider.count == 1
+    assert balance(proxy.engine, "calls", tenant="red", user="browser") == (0, 0)
 
 
 def test_an_answer_from_the_cache_costs_nothing_as_a_stream_too(proxy: Proxy, provider: FakeProvider) -> None:

@@ -8,10 +8,15 @@ from decimal import Decimal
 from typing import Any
 
 import litellm
+import litellm.google_genai
 import pytest
 from routes import CHAT, MESSAGES, at, balance, router_of
 
+from llm_budget_hooks import Call
 from llm_budget_hooks.litellm import BudgetRefused
+from llm_budget_hooks.litellm.calls import call_of
+from llm_budget_hooks.litellm.later import wait_settled
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST, ProxyRequest
 from llm_budget_hooks.testing import FakeProvider
 
 MakeEngine = Callable[..., Any]
@@ -98,3 +103,60 @@ def test_b105_the_attempts_of_one_answer_are_limited(provider: FakeProvider, cap
     assert (caught.value.budget, provider.count) == ("attempts", 4)
     assert balance(engine, "calls") == (4, 0)
     assert balance(engine) == (Decimal(0), 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_google_calls_by_its_own_name_is_one_call(
+    stream: bool, provider: FakeProvider, capped: MakeEngine
+) -> None:
+    """LiteLLM makes a chat of it for other providers, which comes through the entry points again."""
+    engine = capped(CALLS, DOLLARS)
+    asked: Any = {
+        "model": CHAT, "contents": [{"role": "user", "parts": [{"text": "hello world"}]}],
+        "api_base": provider.base_url, "api_key": "test",
+    }  # fmt: skip
+
+    async def ask() -> None:
+        if stream:
+            async for _ in await litellm.google_genai.agenerate_content_stream(**asked):
+                pass
+        else:
+            await litellm.google_genai.agenerate_content(**asked)
+
+    asyncio.run(ask())
+    assert provider.count == 1
+    assert wait_settled(5)
+    assert balance(engine, "calls") == (1, 0)
+    assert balance(engine) == (Decimal("0.0000243"), 0)
+
+
+def test_openais_moderation_is_free(provider: FakeProvider, capped: MakeEngine) -> None:
+    """Also where nothing is left; others have a price or are refused."""
+    engine = capped({"scope": "global", "limit": "$0.01", "window": "day", "name": "dollars"})
+    engine.charge(Call(model="gpt-4o-mini"), cost="0.01")
+    for asked in ({"input": "hi"}, {"input": "hi", "model": "omni-moderation-latest"}):
+        assert engine.check(call_of(engine, "amoderation", asked)).allowed
+    assert not engine.check(call_of(engine, "amoderation", {"input": "hi", "model": "of-ours"})).allowed
+
+
+def test_a_stream_of_a_proxy_is_booked_when_its_request_ends(provider: FakeProvider, capped: MakeEngine) -> None:
+    """Not when the garbage collector comes to it: something refers to it still."""
+    engine = capped(DOLLARS)
+    kept: list[Any] = []
+
+    async def serve() -> None:
+        request = ProxyRequest("one", tenant="acme")
+        PROXY_REQUEST.set(request)
+        request.end_with(asyncio.current_task())
+        kept.append(await litellm.acompletion(**at(provider, stream=True)))
+        await anext(kept[0])
+
+    async def run() -> None:
+        await asyncio.create_task(serve())
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert wait_settled(5)
+    spent, reserved = balance(engine)
+    assert reserved == 0
+    assert 0 < spent < Decimal("0.0000243")
