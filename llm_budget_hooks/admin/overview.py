@@ -103,7 +103,9 @@ class Overview(BaseModel):
     asks: Asks
 
 
-def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, *, wide: bool = True) -> Overview:
+def overview(
+    engine: BudgetEngine, tenant: str | None, user: str | None = None, *, wide: bool = True, spent: bool = True
+) -> Overview:
     """Everything at one look.
 
     Args:
@@ -111,6 +113,7 @@ def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, 
         tenant: None: the global budgets, and what all tenants cost.
         user: reads this user's balances too.
         wide: whether who asks may see the figures of everybody together.
+        spent: whether the ledger is asked what was spent; if not, all that comes of it is null.
     """
     now = instant(engine.now_ms())
     lines = [Balance.of(line) for line in engine.status(tenant, user) if wide or line.scope != "global"]
@@ -127,8 +130,8 @@ def overview(engine: BudgetEngine, tenant: str | None, user: str | None = None, 
         budgets=lines,
         killed=kills_of(engine, name),
         overrides=None if changed is None else [SetLimit.of(one, engine.policy) for one in changed],
-        asks=_asks(engine, now, name, user, lines),
-        **_month(engine, now, name),
+        asks=_asks(engine, now, name, user, lines) if spent else Asks(last_24h=None, limits=[]),
+        **_month(engine, now, name, spent),
     )
 
 
@@ -153,18 +156,24 @@ def _asks(engine: BudgetEngine, now: datetime, tenant: str | None, user: str | N
     return Asks(last_24h=count, limits=[line for line in lines if line.meter == "utterances"])
 
 
-def _month(engine: BudgetEngine, now: datetime, tenant: str | None) -> dict[str, Any]:
+def month(engine: BudgetEngine, now: datetime, tenant: str | None) -> dict[str, Dollars | None]:
+    """What a month has cost until now, and what it comes to at this pace, as `Overview` has them; None is unread."""
     ledger: Ledger | None = engine.ledger
-    if ledger is None:
-        return {"month_spent": None, "month_projection": None, "cost_by_feature": None}
-    since = month_of(engine.policy.timezone, now)
-    spent, projected = ledger.spent(since, now, tenant=tenant), ledger.projection(now, tenant=tenant)
-    costs = unless_away(lambda: ledger.cost_by("feature", tenant=tenant, since=since, until=now))
+    spent = None if ledger is None else ledger.spent(month_of(engine.policy.timezone, now), now, tenant=tenant)
+    projected = None if spent is None or ledger is None else ledger.at_this_pace(spent, now)
     return {
         "month_spent": None if spent is None else plain(spent),
         "month_projection": None if projected is None else plain(projected),
-        "cost_by_feature": None if costs is None else [CostOf.of(cost) for cost in costs],
     }
+
+
+def _month(engine: BudgetEngine, now: datetime, tenant: str | None, spent: bool) -> dict[str, Any]:
+    ledger: Ledger | None = engine.ledger
+    if ledger is None or not spent:
+        return {"month_spent": None, "month_projection": None, "cost_by_feature": None}
+    since, found = month_of(engine.policy.timezone, now), month(engine, now, tenant)
+    costs = unless_away(lambda: ledger.cost_by("feature", tenant=tenant, since=since, until=now))
+    return {**found, "cost_by_feature": None if costs is None else [CostOf.of(cost) for cost in costs]}
 
 
 def _rules(engine: BudgetEngine, tenant: str, limits: dict[tuple[str, str], int]) -> list[Rule]:

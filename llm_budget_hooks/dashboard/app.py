@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llm_budget_hooks.admin.limits import ends_at, limit_of
 from llm_budget_hooks.dashboard import page
 from llm_budget_hooks.dashboard.seen import seen
+from llm_budget_hooks.dashboard.spend import SpendReader
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetError, ConfigurationError
 from llm_budget_hooks.keys import DEFAULT_TENANT
@@ -58,6 +59,7 @@ class Dashboard:
         self._token = token
         self._session = secrets.token_urlsafe(32)
         self._csrf = secrets.token_urlsafe(32)
+        self._spends = SpendReader(engine)
         self._said: dict[str, str] = {}
 
     async def guarded(self, request: Request, then: Handler) -> Response:
@@ -69,7 +71,7 @@ class Dashboard:
         asked = request.query_params
         user = "" if asked.get("anonymous") else asked.get("user") or None
         tenant = asked.get("tenant") or (None if user is None else DEFAULT_TENANT)
-        found = await run_in_threadpool(seen, self._engine, tenant, user)
+        found = await run_in_threadpool(seen, self._engine, tenant, user, self._spends)
         return HTMLResponse(page.dashboard(found, self._csrf, self._said.pop(asked.get("said", ""), "")))
 
     def kill(self, form: Form) -> str:

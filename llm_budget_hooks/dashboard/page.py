@@ -14,7 +14,8 @@ from zoneinfo import ZoneInfo
 from llm_budget_hooks.admin.limits import OFF
 from llm_budget_hooks.admin.overview import Balance, Rule
 from llm_budget_hooks.admin.switches import SetLimit
-from llm_budget_hooks.dashboard.seen import DIMENSIONS, Seen
+from llm_budget_hooks.dashboard.seen import Seen
+from llm_budget_hooks.dashboard.spend import DIMENSIONS, Spend
 from llm_budget_hooks.keys import digest
 from llm_budget_hooks.ledger import AnswerCost, Cost
 from llm_budget_hooks.ledger.reading import Dimension
@@ -27,6 +28,7 @@ UNREAD: Final = "<span class=unread>unread</span>"
 _WHOSE: Final = {"global": "everybody", "tenant": "the tenant", "user": "each user", "answer": "one answer"}
 _MOST_ROWS: Final = 8
 _FRACTION: Final = 4
+_STALE_S: Final = 5
 _PARTS: Final = (("k-spent", "spent", "spent"), ("k-held", "held", "reserved"), ("k-free", "free", "available"))
 
 
@@ -72,7 +74,7 @@ def _html(title: str, body: str, *, script: bool) -> str:
 
 
 def _chooser(seen: Seen) -> str:
-    options = "".join(f"<option value='{escape(name)}'>" for name in seen.tenants)
+    options = "".join(f"<option value='{escape(name)}'>" for name in (seen.spend.tenants if seen.spend else ()))
     return (
         "<form method=get action=/ class=row aria-label='Whose budgets'>"
         "<label>Tenant "
@@ -189,7 +191,7 @@ def _bar(line: Balance) -> str:
 
 
 def _spend(seen: Seen) -> str:
-    if not seen.ledger:
+    if seen.spend is None:
         text = "There is no ledger: open the engine with one to see spend, refusals and answers."
         return f"<section><h2>Spend</h2><p>{text}</p></section>"
     board = seen.board
@@ -198,7 +200,16 @@ def _spend(seen: Seen) -> str:
         "<div><dt>at its end, at this pace</dt>"
         f"<dd>{_projected(board.month_spent, board.month_projection)}</dd></div></dl>"
     )
-    return f"<section class=card id=spend data-live><h2>Spend by day</h2>{month}{_days(seen)}</section>"
+    days = _days(seen, seen.spend.days)
+    return (
+        f"<section class=card id=spend data-live><h2>Spend by day</h2>{month}{days}{_as_of(seen, seen.spend)}</section>"
+    )
+
+
+def _as_of(seen: Seen, spend: Spend) -> str:
+    """When a long ledger was read, where that was some time ago."""
+    late = (seen.board.now - spend.at).total_seconds() >= _STALE_S
+    return f"<p class=muted>What was spent, and the answers, as of {_time(spend.at, full=True)}</p>" if late else ""
 
 
 def _projected(spent: str | None, projected: str | None) -> str:
@@ -206,15 +217,15 @@ def _projected(spent: str | None, projected: str | None) -> str:
     return early if spent is not None and projected is None else _dollars(projected)
 
 
-def _days(seen: Seen) -> str:
-    if seen.days is None:
+def _days(seen: Seen, found: Sequence[Cost] | None) -> str:
+    if found is None:
         return f"<p>{UNREAD}</p>"
-    if not seen.days:
+    if not found:
         return "<p class=muted>Nothing was spent in 30 days.</p>"
     today = seen.board.now.astimezone(ZoneInfo(seen.board.timezone)).date()
     ahead, pace = _ahead(seen, today)
-    first, last = date.fromisoformat(seen.days[0].key), today + timedelta(days=ahead)
-    spent = {day.key: max(day.cost, Decimal(0)) for day in seen.days}
+    first, last = date.fromisoformat(found[0].key), today + timedelta(days=ahead)
+    spent = {day.key: max(day.cost, Decimal(0)) for day in found}
     coming = {(today + timedelta(days=at + 1)).isoformat() for at in range(ahead)}
     most = max(seen.most, pace) or Decimal(1)
     days = [*_calendar(first, last)]
@@ -222,7 +233,7 @@ def _days(seen: Seen) -> str:
         _day(at, (pace if day in coming else spent.get(day, Decimal(0))) * 100 / most, day in coming)
         for at, day in enumerate(days)
     )
-    rows = [(escape(day.key), _dollars(plain(day.cost))) for day in seen.days]
+    rows = [(escape(day.key), _dollars(plain(day.cost))) for day in found]
     then = f", and {ahead} days to come at this pace" if ahead else ""
     return (
         f"<svg class=days viewBox='0 0 {max(len(days), 10) * 10} 100' preserveAspectRatio=none role=img "
@@ -253,11 +264,11 @@ def _calendar(first: date, last: date) -> Iterable[str]:
 
 
 def _costs(seen: Seen) -> str:
-    if not seen.ledger:
+    if seen.spend is None:
         return ""
     names = [name for name in DIMENSIONS if not (name == "tenant" and seen.board.tenant)]
     tables = "".join(
-        f"<article class=card><h3>By {name}</h3>{_cost(name, seen.costs.get(name))}</article>" for name in names
+        f"<article class=card><h3>By {name}</h3>{_cost(name, seen.spend.costs.get(name))}</article>" for name in names
     )
     return f"<section id=costs data-live><h2>30 days by …</h2><div class=grid>{tables}</div></section>"
 
@@ -283,7 +294,7 @@ def _named(name: Dimension, one: Cost) -> str:
 
 
 def _refusals(seen: Seen) -> str:
-    if not seen.ledger:
+    if seen.spend is None:
         return ""
     rows = None if seen.refusals is None else [
         (_time(instant(one.at_ms)), escape(one.code), escape(one.budget),
@@ -302,11 +313,11 @@ def _asked(meter: str, units: int | None) -> str:
 
 
 def _answers(seen: Seen) -> str:
-    if not seen.ledger:
+    if seen.spend is None:
         return ""
-    if seen.answers is None:
+    if seen.spend.answers is None:
         return f"<section class=card id=answers data-live><h2>Answers</h2><p>{UNREAD}</p></section>"
-    shown = "".join(map(_answer, seen.answers)) or "<p class=muted>There are no answers.</p>"
+    shown = "".join(map(_answer, seen.spend.answers)) or "<p class=muted>There are no answers.</p>"
     return f"<section class=card id=answers data-live><h2>Answers</h2>{shown}</section>"
 
 
@@ -352,7 +363,7 @@ def _mark(share: float) -> str:
 
 
 def _events(seen: Seen) -> str:
-    if not seen.ledger:
+    if seen.spend is None:
         return ""
     rows = None if seen.events is None else [
         (_time(instant(one.at_ms)), escape(one.name), escape(one.tenant or "everybody"), escape(one.by),

@@ -204,16 +204,32 @@ class Reading(Shares):
 
         A model is the one that served, where the provider said so. Days are those of the ledger's zone.
         """
-        columns = _columns(dimension)
-        asked = _sums(*columns).where(
-            *same(tables.runs, tenant=tenant, user=user, feature=feature), *between(tables.runs, since, until)
-        )
+        wanted = {"tenant": tenant, "user": user, "feature": feature}
+        return self.costs_by((dimension,), **wanted, since=since, until=until)[dimension]
+
+    def costs_by(
+        self,
+        dimensions: Sequence[Dimension],
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        feature: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> dict[Dimension, list[Cost]]:
+        """Same as `cost_by`, for several at once: all but the days are read in one go."""
+        wanted = same(tables.runs, tenant=tenant, user=user, feature=feature) + between(tables.runs, since, until)
+        named = [dimension for dimension in dimensions if dimension != "day"]
+        parts = list(dict.fromkeys(part for dimension in named for part in _parts(dimension)))
+        columns, quarter = [_column(part) for part in parts], _quarter(tables.runs)
+        costs: dict[Dimension, list[Cost]] = {}
         with self._database.reading() as connection:
-            rows = connection.execute(asked.group_by(*columns)).all()
-        if dimension == "day":
-            return self._days(rows)
-        costs = [Cost(row[-5], row[0] if dimension == "user" else "", *_numbers(row)) for row in rows]
-        return sorted(costs, key=lambda cost: (-cost.cost, cost.tenant, cost.key))
+            if named:
+                rows = connection.execute(_sums(*columns).where(*wanted).group_by(*columns)).all()
+                costs = {dimension: _folded(rows, [parts.index(p) for p in _parts(dimension)]) for dimension in named}
+            if "day" in dimensions:
+                costs["day"] = self._days(connection.execute(_sums(quarter).where(*wanted).group_by(quarter)))
+        return costs
 
     def spent(
         self,
@@ -248,15 +264,17 @@ class Reading(Shares):
 
         None in the first hour of a month, and if the spend could not be read.
         """
+        begins, _ = window_of("month", self._zone).bounds(ms_of(now))
+        spent = self.spent(instant(begins), now, tenant=tenant, user=user)
+        return None if spent is None else self.at_this_pace(spent, now)
+
+    def at_this_pace(self, spent: Decimal, now: datetime) -> Decimal | None:
+        """What a spend of this month until now comes to at its end; None in its first hour. See `projection`."""
         now_ms = ms_of(now)
         begins, ends = window_of("month", self._zone).bounds(now_ms)
         if now_ms - begins < HOUR_MS:
             return None
-        spent = self.spent(instant(begins), instant(now_ms), tenant=tenant, user=user)
-        if spent is None:
-            return None
-        nusd = int(spent.scaleb(9))
-        return to_decimal(-(-nusd * (ends - begins) // (now_ms - begins)))
+        return to_decimal(-(-int(spent.scaleb(9)) * (ends - begins) // (now_ms - begins)))
 
     def questions(
         self,
@@ -348,15 +366,30 @@ def _quarters(table: Table) -> Select[Any]:
     return select(*(_quarter(table), func.sum(table.c.booked_nusd)))
 
 
-def _columns(dimension: Dimension) -> tuple[ColumnElement[Any], ...]:
-    run = tables.runs.c
-    if dimension == "day":
-        return (_quarter(tables.runs),)
-    if dimension == "model":
-        return (case((run.served != "", run.served), else_=run.model),)
-    if dimension not in ("tenant", "user", "feature", "step"):
+def _parts(dimension: Dimension) -> tuple[str, ...]:
+    """The columns that name a dimension; a user is one of a tenant."""
+    if dimension not in ("tenant", "user", "feature", "step", "model"):
         raise ConfigurationError(f"cost_by knows no {dimension!r}; it takes tenant, user, feature, step, model or day")
-    return (run.tenant, run.user) if dimension == "user" else (run[dimension],)
+    return ("tenant", "user") if dimension == "user" else (dimension,)
+
+
+def _column(part: str) -> ColumnElement[Any]:
+    run = tables.runs.c
+    return case((run.served != "", run.served), else_=run.model) if part == "model" else run[part]
+
+
+def _folded(rows: Sequence[Any], places: Sequence[int]) -> list[Cost]:
+    """The rows added up by some of their columns, the most expensive first."""
+    totals: dict[tuple[str, ...], list[int]] = {}
+    for row in rows:
+        sums = totals.setdefault(tuple([row[at] for at in places]), [0, 0, 0, 0])
+        for at in range(4):
+            sums[at] += int(row[at - 4])
+    costs = [
+        Cost(name, tenant[0] if tenant else "", to_decimal(booked), *counts)
+        for (*tenant, name), (booked, *counts) in totals.items()
+    ]
+    return sorted(costs, key=lambda cost: (-cost.cost, cost.tenant, cost.key))
 
 
 def _sums(*columns: ColumnElement[Any]) -> Select[Any]:
@@ -364,10 +397,6 @@ def _sums(*columns: ColumnElement[Any]) -> Select[Any]:
     sums = (run.booked_nusd, run.input_tokens, run.output_tokens)
     booked, *tokens = (func.sum(column) for column in sums)
     return select(*columns, booked, func.sum(case((again(), 0), else_=1)), *tokens)
-
-
-def _numbers(row: Any) -> tuple[Decimal, int, int, int]:
-    return to_decimal(int(row[-4])), int(row[-3]), int(row[-2]), int(row[-1])
 
 
 def _cursor(after: str) -> int:

@@ -157,6 +157,9 @@ def test_cost_by_feature_step_model_user_and_tenant(ledger: Ledger) -> None:
     assert (ask.input_tokens, ask.output_tokens) == (10, 3)
     with pytest.raises(ConfigurationError):
         ledger.cost_by("colour")  # type: ignore[arg-type]  # wrong on purpose
+    every: tuple[Any, ...] = ("day", "user", "model", "tenant", "step", "feature")
+    for wanted in ({}, {"tenant": "acme"}, {"since": FAR}):
+        assert ledger.costs_by(every, **wanted) == {name: ledger.cost_by(name, **wanted) for name in every}  # type: ignore[arg-type]  # of one kind each
 
 
 def test_b059_days_are_those_of_the_zone(ledger: Ledger) -> None:
