@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, Policy, Usage
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError, Policy, StoreUnavailable, Usage
 from llm_budget_hooks.presets import PRESETS, preset_text
+from llm_budget_hooks.testing import DelayProxy, RedisServer
 from llm_budget_hooks.transitions import Settings, SettingsNow
 
 MODELS = ("gpt-4o-mini", "gpt-4o")
@@ -127,8 +128,47 @@ def test_zeno_with_a_limit_of_zero_asks_nobody() -> None:
         paid(engine, "1000")
 
 
-def test_zeno_lets_calls_through_where_the_store_is_away() -> None:
-    assert Policy.preset("zeno").on_store_error == Policy.preset("llm-budget-cap").on_store_error == "allow"
+@pytest.mark.parametrize("name", ["zeno", "llm-budget-cap"])
+def test_a_store_that_is_away_stops_nobody_says_so_and_is_told_once_it_is_back(
+    name: str, redis_server: RedisServer
+) -> None:
+    with DelayProxy(redis_server.port) as proxy:
+        policy = Policy.preset(name).model_copy(update={"store_timeout": timedelta(seconds=0.3)})
+        with BudgetEngine.open(proxy.url, policy=policy) as engine:
+            paid(engine, "1")
+            proxy.stall = True
+            held = engine.reserve(Call(model="any", tenant="acme", user="u1", amount="1"))
+            assert engine.degraded
+            assert engine.settle(held, cost="0.50").pending
+            assert {line.spent for line in engine.status("acme", "u1")} == {None}
+            proxy.stall = False
+            engine.flush()
+            assert not engine.degraded
+            assert {line.spent for line in engine.status("acme", "u1")} == {Decimal("1.50")}
+
+
+def test_llm_budget_cap_that_denies_on_a_store_error_raises_one_that_is_typed(redis_server: RedisServer) -> None:
+    assert Policy.preset("llm-budget-cap").store_timeout == timedelta(seconds=5)
+    with DelayProxy(redis_server.port) as proxy:
+        changed = {"store_timeout": timedelta(seconds=0.3), "on_store_error": "deny"}
+        policy = Policy.preset("llm-budget-cap").model_copy(update=changed)
+        with BudgetEngine.open(proxy.url, policy=policy) as engine:
+            proxy.stall = True
+            with pytest.raises(StoreUnavailable) as caught:
+                engine.reserve(Call(model="any", amount="1"))
+            assert (caught.value.code, caught.value.http_status, caught.value.busy) == ("store_unavailable", 503, False)
+            proxy.stall = False
+
+
+def test_llm_budget_cap_charges_a_known_amount_in_one_trip(opened: Opened) -> None:
+    engine = opened("llm-budget-cap")
+    paid(engine, "1")
+    trips: list[object] = []
+    ask = engine._ask
+    engine._ask = lambda command: trips.append(command) or ask(command)
+    paid(engine, "1")
+    assert len(trips) == 1
+    assert engine.status()[0].spent == 2
 
 
 def test_llm_budget_cap_counts_from_its_first_use_and_is_never_lengthened(opened: Opened, clock: FrozenTime) -> None:
