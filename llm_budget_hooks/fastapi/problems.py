@@ -62,11 +62,12 @@ class ProblemRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with its errors turned into answers."""
         handler = super().get_route_handler()
-        known = _query_names(self.dependant)
+        known = _query_names(self.dependant) if self.include_in_schema else None
 
         async def handled(request: Request) -> Response:
             try:
-                _check_named_once(request, known)
+                if known is not None:
+                    _check_named_once(request, known)
                 response = await handler(request)
             except (HTTPException, RequestValidationError, ConfigurationError, StoreUnavailable) as error:
                 response = _problem_of(error)

@@ -34,6 +34,7 @@ def _counted(value: object) -> object:
     return value
 
 
+_METHODS = frozenset(("GET", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE"))
 Granted = Annotated[Access, Depends(access_of)]
 _Word = Annotated[str, Field(min_length=1, max_length=200)]
 Tenant = Annotated[
@@ -114,12 +115,26 @@ def admin_router(
         responses=described(401, 403, 422, 503),
     )
     router.get("", summary="Rules, balances, the month", responses=described(404))(read_overview)
-    router.put("", summary="Set or take back a limit", responses=described(400, 404))(change_limit)
+    router.put("", summary="Set or take back a limit", responses=described(400, 404, 409))(change_limit)
     router.post("/kill", summary="Refuse every call from now on", responses=described(400))(kill)
     router.post("/revive", summary="Let calls in again", responses=described(400))(revive)
     for path, read in (("/refusals", refusals), ("/runs", runs), ("/answers", answers), ("/events", events)):
         router.get(path, summary=f"A page of {path[1:]}", responses=described(404))(read)
+        _only(router, path, "GET")
+    _only(router, "", "GET", "PUT")
+    _only(router, "/kill", "POST")
+    _only(router, "/revive", "POST")
     return router
+
+
+def _only(router: APIRouter, path: str, *allowed: str) -> None:
+    """Answer other methods with all that a path knows; Starlette names those of its first route alone."""
+
+    def refused() -> None:
+        raise HTTPException(405, headers={"Allow": ", ".join(allowed)})
+
+    others = sorted(_METHODS.difference(allowed))
+    router.add_api_route(path, refused, methods=others, include_in_schema=False)
 
 
 def read_overview(access: Granted, tenant: Tenant = None, user: User = None) -> Overview:
@@ -137,7 +152,8 @@ def read_overview(access: Granted, tenant: Tenant = None, user: User = None) -> 
 def change_limit(access: Granted, change: Change, tenant: Tenant = None) -> Changed:
     """Override a limit of a tenant, or of a global budget, from the next call on in every process.
 
-    Budgets that the policy marks as managed, and global ones, are for an operator alone.
+    Budgets that the policy marks as managed, and global ones, are for an operator alone. What this budget cannot take,
+    such as a fraction of a call or an end in the past, is a conflict.
     """
     whose = access.tenant(tenant)
     engine, who = access.engine, access.who
@@ -148,15 +164,18 @@ def change_limit(access: Granted, change: Change, tenant: Tenant = None) -> Chan
         raise HTTPException(404, "This budget is about single tenants: name one.")
     if found.managed and not access.wide:
         raise HTTPException(403, "This budget is managed: only an operator may change it.")
-    changed = engine.override(
-        change.budget,
-        None if change.limit is None else limit_of(change.limit),
-        tenant=None if found.scope == "global" else whose,
-        expires_at=change.expires_at,
-        by=who.name,
-        reason=change.reason,
-        role=who.role,
-    )
+    try:
+        changed = engine.override(
+            change.budget,
+            None if change.limit is None else limit_of(change.limit),
+            tenant=None if found.scope == "global" else whose,
+            expires_at=change.expires_at,
+            by=who.name,
+            reason=change.reason,
+            role=who.role,
+        )
+    except ConfigurationError as error:
+        raise HTTPException(409, str(error)) from None
     return Changed(changed=changed, tenant=None if found.scope == "global" else whose)
 
 

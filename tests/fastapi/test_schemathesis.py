@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import schemathesis
+import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.security import APIKeyHeader
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +21,10 @@ from schemathesis import GenerationMode
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
 from llm_budget_hooks.fastapi import Administrator, admin_router
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from fastapi.testclient import TestClient
 
 BUDGETS = [
     {"name": "all", "scope": "global", "limit": "$4", "window": "day"},
@@ -68,6 +78,22 @@ def test_nothing_is_found_against_the_description(
     found()
 
 
+@pytest.mark.parametrize("role", ["operator", "admin"])
+def test_nothing_is_found_by_the_command_with_each_kind_of_request(engine: BudgetEngine, role: str) -> None:
+    app = app_of(engine, lambda: ROLES[role])
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/openapi.json"
+        start = "from schemathesis.cli import schemathesis; schemathesis()"
+        run = [sys.executable, "-c", start, "run", url, "--phases", "examples,coverage", "--wait-for-schema", "20"]
+        done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=150)
+        server.should_exit = True
+        thread.join()
+    assert (done.returncode, "No issues found" in done.stdout) == (0, True), done.stdout[-3000:] + done.stderr[-1000:]
+
+
 def test_every_route_is_described_with_all_that_it_answers(engine: BudgetEngine) -> None:
     def authorize(_: Annotated[str, Depends(KEY)]) -> Administrator:
         return ROLES["operator"]
@@ -82,3 +108,15 @@ def test_every_route_is_described_with_all_that_it_answers(engine: BudgetEngine)
         assert found["security"] == [{"APIKeyHeader": []}]
         problems = {status: answer["content"] for status, answer in found["responses"].items() if status != "200"}
         assert all(set(content) == {"application/problem+json"} for content in problems.values())
+
+
+def test_other_methods_are_told_all_that_a_path_knows(engine: BudgetEngine) -> None:
+    client = TestClient(app_of(engine, lambda: ROLES["operator"]))
+    known: dict[str, set[str]] = {}
+    for path, method in ROUTES:
+        known.setdefault(path, set()).add(method.upper())
+    for path, methods in known.items():
+        for method in {"GET", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE"} - methods:
+            answer = client.request(method, f"/ai-budget{path}", params={"tenant": "acme", "limit": 5})
+            assert (answer.status_code, answer.headers["allow"]) == (405, ", ".join(sorted(methods))), (path, method)
+            assert answer.headers["content-type"] == "application/problem+json"
