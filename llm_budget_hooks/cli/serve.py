@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from llm_budget_hooks.cli.opened import print_json, say
 from llm_budget_hooks.engine import BudgetEngine
@@ -12,7 +14,7 @@ from llm_budget_hooks.errors import ConfigurationError
 
 
 def run(engine: BudgetEngine, host: str, port: int, as_json: bool) -> None:
-    """Serve the dashboard until it is interrupted.
+    """Serve the dashboard until it is interrupted or terminated.
 
     Args:
         engine: whose budgets.
@@ -43,8 +45,18 @@ def run(engine: BudgetEngine, host: str, port: int, as_json: bool) -> None:
             print_json({"url": url, "token": token is not None})
         else:
             say(f"The dashboard is at {url} until Ctrl-C.")
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), _terminated_as_interrupted():
             uvicorn.Server(config).run(sockets=[bound])
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end what is inside as Ctrl-C does, so that the engine is closed: the server raises it once more."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -340,8 +340,10 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
-def test_the_command_serves_the_page_on_loopback_until_it_is_interrupted(tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize(("host", "end"), [("127.0.0.1", signal.SIGINT), ("127.0.0.2", signal.SIGTERM)])
+def test_the_command_serves_the_page_on_loopback_until_it_is_ended(
+    tmp_path: Path, host: str, end: signal.Signals
+) -> None:
     port = free_port()
     running = serve(tmp_path, "--port", str(port), "--host", host)
     try:
@@ -351,9 +353,10 @@ def test_the_command_serves_the_page_on_loopback_until_it_is_interrupted(tmp_pat
         with urllib.request.urlopen(told["url"], timeout=30) as answer:  # noqa: S310 - the command's own
             assert "all" in text_of(answer.read().decode())
             assert "server" not in answer.headers
-        running.send_signal(signal.SIGINT)
+        running.send_signal(end)
         running.communicate(timeout=60)
         assert running.returncode == 0
+        assert {path.name for path in tmp_path.iterdir()} == {"budgets.toml", "b.db"}  # closed, and not left open
     finally:
         running.kill()
         running.communicate()
