@@ -79,7 +79,9 @@ def test_nothing_is_found_against_the_description(
 
 
 @pytest.mark.parametrize("role", ["operator", "admin"])
-def test_nothing_is_found_by_the_command_with_each_kind_of_request(engine: BudgetEngine, role: str) -> None:
+def test_nothing_is_found_by_the_command_with_each_kind_of_request(
+    engine: BudgetEngine, role: str, tmp_path: Path
+) -> None:
     app = app_of(engine, lambda: ROLES[role])
     with socket.create_server(("127.0.0.1", 0)) as bound:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
@@ -88,7 +90,7 @@ def test_nothing_is_found_by_the_command_with_each_kind_of_request(engine: Budge
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/openapi.json"
         start = "from schemathesis.cli import schemathesis; schemathesis()"
         run = [sys.executable, "-c", start, "run", url, "--phases", "examples,coverage", "--wait-for-schema", "20"]
-        done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=150)
+        done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=150, cwd=tmp_path)
         server.should_exit = True
         thread.join()
     assert (done.returncode, "No issues found" in done.stdout) == (0, True), done.stdout[-3000:] + done.stderr[-1000:]
