@@ -75,23 +75,24 @@ def recover(store: Any, ledger: Any, planner: Planner, now_ms: int | None, lost:
     Raises:
         StoreUnavailable: they are not back yet.
     """
+    known = store.epoch  # another thread of this process may adopt the next one meanwhile
     if not _is_lost(store):
         return
     repair = store.repairing()
     try:
         found = repair.execute(Epoch()).stamp
         epoch = found.partition(" ")[0]
-        if ledger is not None and epoch in ("", store.epoch):
+        if ledger is not None and epoch in ("", known):
             if until_s := _turn(store, repair, epoch):
                 try:
-                    _rebuild_or_begin(repair, ledger, planner, now_ms, new=store.epoch is None)
+                    _rebuild_or_begin(repair, ledger, planner, now_ms, new=known is None)
                     start(store, repair, epoch)
                 except BaseException:
                     store.unfinished[epoch] = until_s
                     raise
                 return
             found = _others(repair, epoch)
-        if found.partition(" ")[0] in ("", store.epoch):
+        if found.partition(" ")[0] in ("", known):
             raise lost
         store.adopt(found)
     finally:

@@ -166,6 +166,23 @@ def test_one_process_of_many_rebuilds(server: RedisServer, tmp_path: Path) -> No
         engine.close()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_threads_that_find_nothing_at_the_same_time_are_all_let_in(
+    server: RedisServer, tmp_path: Path, lost: bool
+) -> None:
+    rules = {**POLICY, "store_timeout": "10s"}
+    calls = [Call(model="m", tenant="acme", user=f"u{n}", amount="0.50") for n in range(16)]
+    with BudgetEngine.open(server.url, rules, ledger=ledger_of(tmp_path)) as engine:
+        if lost:
+            engine.charge(calls[0], cost="0.50")
+            engine.flush()
+            server.command("FLUSHALL")
+        with ThreadPoolExecutor(16) as threads:
+            held = list(threads.map(lambda call: engine.reserve(call).id, calls))
+        assert len(set(held)) == 16
+        assert engine.status()[0].reserved == 8
+
+
 def test_a_new_process_finds_what_was_lost(server: RedisServer, tmp_path: Path) -> None:
     with BudgetEngine.open(server.url, POLICY, ledger=ledger_of(tmp_path)) as engine:
         spend(engine, "3")
