@@ -10,7 +10,7 @@ import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import BudgetError
+from llm_budget_hooks.errors import BudgetError, ConfigurationError
 from llm_budget_hooks.litellm.calls import call_of
 from llm_budget_hooks.litellm.entry import engine_in_charge, install
 from llm_budget_hooks.litellm.media import cost_of_hit
@@ -40,10 +40,12 @@ class BudgetCallback(CustomLogger):
         budget_engine_name: tells callbacks of different engines apart where LiteLLM drops one that looks alike.
 
     Raises:
-        ConfigurationError: this version of LiteLLM cannot be capped.
+        ConfigurationError: `engine` is no engine, or this version of LiteLLM cannot be capped.
     """
 
     def __init__(self, engine: BudgetEngine) -> None:
+        if not isinstance(engine, BudgetEngine):
+            raise ConfigurationError(f"BudgetCallback takes a BudgetEngine, not {engine!r}")
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]  # untyped in some versions of LiteLLM
         self.budget_engine = engine
         self.budget_engine_name = f"{engine!r} {id(engine):x}"

@@ -19,6 +19,7 @@ from llm_budget_hooks.tokens import has_sound
 
 _KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
 BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_ALIASED: Final = frozenset({"completion", "acompletion"})  # where LiteLLM looks into its model_alias_map
 _NO_OUTPUT: Final = frozenset({"embedding", "rerank", "moderation"})
 
 
@@ -33,6 +34,8 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
     Raises:
         ConfigurationError: the identity in the metadata is no text.
     """
+    if entry in _ALIASED:
+        asked = {**asked, "model": litellm.model_alias_map.get(str(asked.get("model")), asked.get("model"))}
     model = priced_name(engine, asked)
     kind = entry.removeprefix("a") if entry not in ("anthropic_messages", "agenerate_content") else entry
     tier = asked.get("service_tier")

@@ -27,7 +27,7 @@ from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.litellm.attempts import Attempt
 from llm_budget_hooks.litellm.calls import call_of, priced_name, streams_usage
-from llm_budget_hooks.litellm.refusal import TwoEngines, refused
+from llm_budget_hooks.litellm.refusal import TwoEngines, log_without_tracebacks, refused
 from llm_budget_hooks.litellm.requests import PROXY_REQUEST, remembered, request_of, unchanged
 from llm_budget_hooks.litellm.streams import is_stream, metered
 
@@ -76,6 +76,7 @@ def install() -> None:
         for function in list(_decorated()):
             _surround(function)
         decorator = litellm.utils.client
+        log_without_tracebacks()
         litellm.utils.client = litellm.client = _surrounding(decorator)  # type: ignore[attr-defined]  # re-exported there
         _installed = True
     self_test()

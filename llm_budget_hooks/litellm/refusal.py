@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -65,3 +66,19 @@ def refused(refusal: BudgetExceeded) -> BudgetRefused:
     if isinstance(refusal, PriceUnknown):
         return PriceRefused.of(refusal)
     return BudgetRefused.of(refusal)
+
+
+class _NoTraceback(logging.Filter):
+    """A refusal is an answer: LiteLLM's line about it stays, and its traceback does not."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, BudgetExceeded) or isinstance(getattr(error, "refusal", None), BudgetExceeded):
+            record.exc_info = record.exc_text = None
+        return True
+
+
+def log_without_tracebacks() -> None:
+    """Keep tracebacks of refusals, and of nothing else, out of LiteLLM's own logs."""
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+        logging.getLogger(name).addFilter(_NoTraceback())

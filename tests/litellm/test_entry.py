@@ -10,9 +10,9 @@ from typing import Any
 
 import litellm
 import pytest
-from routes import MESSAGES, at, balance
+from routes import CHAT, MESSAGES, at, balance
 
-from llm_budget_hooks import BudgetEngine, ConfigurationError
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, ConfigurationError
 from llm_budget_hooks.litellm import BudgetCallback, entry
 from llm_budget_hooks.testing import FakeProvider
 
@@ -122,6 +122,26 @@ def test_an_enclosing_utterance_wins(provider: FakeProvider, capped: MakeEngine)
     assert balance(engine, "calls", tenant="acme", user="me") == (3, 0)
     assert balance(engine, "utterances", tenant="acme", user="me") == (1, 0)
     assert balance(engine, "calls", tenant="victim", user="victim") == (0, 0)
+
+
+@pytest.mark.parametrize("engine", ["redis://localhost", BudgetEngine, None])
+def test_what_is_no_engine_is_said_to_be_none(engine: Any) -> None:
+    with pytest.raises(ConfigurationError, match="takes a BudgetEngine"):
+        BudgetCallback(engine)
+
+
+def test_b094_an_alias_of_litellm_is_held_as_what_it_stands_for(
+    provider: FakeProvider, capped: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$0.0061 is the bound of gpt-4o-mini and not of gpt-4o, whose name on the outside is the cheap one."""
+    capped({"scope": "global", "limit": "$0.0061", "window": "day", "name": "dollars"})
+    monkeypatch.setattr(litellm, "model_alias_map", {"house": "openai/gpt-4o-mini", CHAT: "openai/gpt-4o"})
+    asked = {**at(provider), "max_tokens": 10_000}
+    with pytest.raises(BudgetExceeded):
+        litellm.completion(**asked)
+    assert provider.count == 0
+    litellm.completion(**{**asked, "model": "house"})
+    assert provider.requests[0].model == "gpt-4o-mini"
 
 
 def test_bad_identity_is_a_clear_error(provider: FakeProvider, capped: MakeEngine) -> None:

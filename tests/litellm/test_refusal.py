@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import time
 from collections.abc import Callable
@@ -138,3 +139,40 @@ def test_b095_a_paid_fallback_is_asked_for_by_itself(provider: FakeProvider, cap
     with pytest.raises(BudgetExceeded):
         asyncio.run(litellm.acompletion(**asked))
     assert provider.count == 2
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_litellm_logs_no_traceback_of_a_refusal_and_those_of_errors_as_ever(
+    awaited: bool,
+    provider: FakeProvider,
+    capped: MakeEngine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level("ERROR", "LiteLLM")
+    monkeypatch.setattr(logging.getLogger("LiteLLM"), "propagate", True)
+    asked = at(provider, fallbacks=["openai/gpt-4o"], max_retries=0)
+
+    def ask() -> None:
+        if awaited:
+            asyncio.run(litellm.acompletion(**asked))
+        else:
+            litellm.completion(**asked)
+
+    capped(SPENT)
+    with pytest.raises(BudgetRefused):
+        ask()
+    assert [bool(record.exc_info) for record in caplog.records if record.name == "LiteLLM"] == [False, False]
+    caplog.clear()
+    capped(CALLS)
+    provider.fail_next(1, status=400)
+    ask()
+    assert [bool(record.exc_info) for record in caplog.records if record.name == "LiteLLM"] == [True]
+
+
+def test_a_mocked_answer_is_held_and_billed_as_litellm_prices_it(provider: FakeProvider, capped: MakeEngine) -> None:
+    """So that a test of an app spends a budget as the app does."""
+    engine = capped(CALLS, {"scope": "global", "limit": "$1", "window": "day", "name": "dollars"})
+    answer = litellm.completion(**at(provider, mock_response="hi there"))
+    assert float(balance(engine)[0]) == pytest.approx(answer._hidden_params["response_cost"])
+    assert (provider.count, balance(engine, "calls")) == (0, (1, 0))
