@@ -6,7 +6,7 @@ Redis store is held equal to. Each function reads, then checks, then writes; a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llm_budget_hooks.transitions import reading, records, rolling
@@ -30,13 +30,13 @@ from llm_budget_hooks.transitions.commands import (
     Read,
     Reserve,
     Reserved,
-    Rule,
     Shape,
     State,
     Terms,
     Verdict,
     for_ledger,
 )
+from llm_budget_hooks.transitions.failures import failure
 
 Command = (
     Reserve
@@ -174,62 +174,8 @@ def _check(
             spent, held, starts[at] = account
         amount = amounts[at]
         if spent + held + amount > rule.limit and amount:
-            failures.append(_failure(cells, command, at, (spent, held, amount), account, now))
+            failures.append(failure(cells, command, at, (spent, held, amount), account, now))
     return failures
-
-
-def _failure(cells: Cells, command: Reserve, at: int, numbers: tuple[int, int, int], account: Any, now: int) -> Failure:
-    rule = command.shape.rules[at]
-    spent, held, amount = numbers
-    busy = spent + amount <= rule.limit
-    resets = {_CALENDAR: rule.ends_ms, _FIXED: account[2] + rule.length_ms if rule.kind == _FIXED else 0}.get(
-        rule.kind, 0
-    )
-    retry = 0
-    if amount <= rule.limit:
-        if busy:
-            due = _earliest(cells, command, at, now)
-            retry = min(resets, due) if resets else due
-        elif rule.kind == _ROLLING:
-            retry = _rolls_at(cells, command, at, numbers, account, now)
-        else:
-            retry = resets
-    if rule.kind == _ROLLING:
-        resets = retry
-    return Failure(at, spent, held, amount, busy, resets, retry)
-
-
-def _earliest(cells: Cells, command: Reserve, at: int, now: int) -> int:
-    """The earliest deadline of a hold in the account; looked for among the first of its scope."""
-    first = cells.first(scope_of(command.shape.rules[at], command.scopes), SWEEP_LIMIT)
-    key = command.keys[at]
-    for deadline, id in first:
-        hold = cells.hold(id)
-        if hold is not None and key in hold.keys:
-            return max(deadline, now)
-    return max(first[0][0], now) if first else now
-
-
-def scope_of(rule: Rule, scopes: Sequence[str]) -> str:
-    """The index that holds against this rule are in: scopes are the narrowest first, the global one last."""
-    if rule.scope == "global":
-        return scopes[-1]
-    if rule.scope == "tenant":
-        return scopes[-2]
-    return scopes[0]
-
-
-def _rolls_at(
-    cells: Cells, command: Reserve, at: int, numbers: tuple[int, int, int], log: rolling.Log, now: int
-) -> int:
-    rule = command.shape.rules[at]
-    spent, held, amount = numbers
-    entries, key = cells.entries, command.keys[at]
-    retry = rolling.frees_at(log, entries(key), spent + held + amount - rule.limit, rule.length_ms)
-    if retry:
-        return retry
-    retry = rolling.frees_at(log, entries(key), spent + amount - rule.limit, rule.length_ms)
-    return max(retry, _earliest(cells, command, at, now))
 
 
 def _admit(

@@ -80,7 +80,7 @@ def coarse(log: Log, at_ms: int, amount: int, length_ms: int, now_ms: int) -> No
     log.total += amount
 
 
-def frees_at(log: Log, entries: Iterable[Entry], need: int, length_ms: int) -> int:
+def frees_at(log: Log, entries: Iterable[Entry], need: int, length_ms: int, holds: Iterable[Entry] = ()) -> int:
     """The first instant at which so much has left the window.
 
     Args:
@@ -88,26 +88,27 @@ def frees_at(log: Log, entries: Iterable[Entry], need: int, length_ms: int) -> i
         entries: its single entries by their instant.
         need: how much has to leave.
         length_ms: the window.
+        holds: what is reserved, as entries.
 
     Returns:
         the instant in ms, or 0 if not so much will ever leave.
     """
     freed, last_ms = 0, None
-    for at_ms, amount in _by_instant(log, entries, length_ms):
+    for at_ms, amount in _by_instant(log, entries, length_ms, holds):
         if last_ms is not None and at_ms != last_ms and freed >= need:
             break
         freed, last_ms = freed + amount, at_ms
     return last_ms + length_ms if last_ms is not None and freed >= need else 0
 
 
-def _by_instant(log: Log, entries: Iterable[Entry], length_ms: int) -> Iterator[Entry]:
-    """Entries and slots in the order in which they leave; a slot is as old as the last instant in it."""
+def _by_instant(log: Log, entries: Iterable[Entry], length_ms: int, holds: Iterable[Entry]) -> Iterator[Entry]:
+    """Entries, slots and holds in the order in which they leave; a slot is as old as the last instant in it."""
     width = width_ms(length_ms)
-    slots = [((number + 1) * width - 1, amount) for number, amount in log.slots]
+    others = sorted([*(((number + 1) * width - 1, amount) for number, amount in log.slots), *holds])
     at = 0
     for entry in entries:
-        while at < len(slots) and slots[at][0] < entry[0]:
-            yield slots[at]
+        while at < len(others) and others[at][0] < entry[0]:
+            yield others[at]
             at += 1
         yield entry
-    yield from slots[at:]
+    yield from others[at:]

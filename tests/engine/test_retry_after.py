@@ -6,6 +6,7 @@ import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,40 +19,46 @@ MILLISECOND = timedelta(milliseconds=1)
 began = st.datetimes(datetime(2026, 1, 1), datetime(2028, 1, 1), timezones=st.just(UTC))
 rules = st.lists(st.tuples(st.sampled_from(["usd", "calls", "tokens"]), st.sampled_from(WINDOWS), st.integers(1, 6)),
                  min_size=1, max_size=3)  # fmt: skip
-used = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 200_000)), min_size=1, max_size=12)
+pauses = st.integers(0, 20_000) | st.integers(0, 200_000)
+used = st.lists(st.tuples(st.integers(0, 4), pauses, st.booleans()), min_size=1, max_size=12)
+timeouts = st.sampled_from(["10s", "90s", "10m", "4h"])
 
 
-cases = given(began, st.sampled_from(ZONES), rules, used, st.integers(0, 4))
+cases = given(began, st.sampled_from(ZONES), rules, used, st.integers(0, 4), timeouts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @cases
 def test_a_call_is_let_in_at_the_instant_that_its_refusal_named_and_not_before(
-    start: datetime, zone: str, limits: Any, uses: Any, size: int
+    start: datetime, zone: str, limits: Any, uses: Any, size: int, timeout: str
 ) -> None:
-    let_in_when_it_was_said("memory://", "any", start, zone, limits, uses, size)
+    let_in_when_it_was_said("memory://", "any", start, zone, limits, uses, size, timeout)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @cases
 def test_and_so_on_every_shared_store(
-    shared_url: str, start: datetime, zone: str, limits: Any, uses: Any, size: int
+    shared_url: str, start: datetime, zone: str, limits: Any, uses: Any, size: int, timeout: str
 ) -> None:
-    let_in_when_it_was_said(shared_url, f"n{next(NUMBERS)}", start, zone, limits, uses, size)
+    let_in_when_it_was_said(shared_url, f"n{next(NUMBERS)}", start, zone, limits, uses, size, timeout)
 
 
 def let_in_when_it_was_said(
-    url: str, namespace: str, start: datetime, zone: str, limits: Any, uses: Any, size: int
+    url: str, namespace: str, start: datetime, zone: str, limits: Any, uses: Any, size: int, timeout: str
 ) -> None:
     now = [start.replace(microsecond=0)]
     budgets = [
         {"name": f"b{at}", "scope": "user", "meter": meter, "window": window, "limit": limit}
         for at, (meter, window, limit) in enumerate(limits)
     ]
-    policy = {"namespace": namespace, "timezone": zone, "budgets": budgets, "store_timeout": "10s"}
+    times = {"timezone": zone, "store_timeout": "10s", "reservation_timeout": timeout}
+    policy = {"namespace": namespace, "budgets": budgets, **times}
     with BudgetEngine.open(url, policy, clock=lambda: now[0]) as engine:
-        for amount, pause_ms in uses:
-            engine.charge(sized(amount), cost=amount, force=True)
+        for amount, pause_ms, held in uses:
+            if not held:
+                engine.charge(sized(amount), cost=amount, force=True)
+            elif engine.check(sized(amount)):
+                engine.reserve(sized(amount))  # nobody settles it: it is charged what it held
             now[0] += timedelta(milliseconds=pause_ms)
         refused = engine.check(sized(size)).refusal
         if refused is None:
@@ -60,6 +67,8 @@ def let_in_when_it_was_said(
             assert any(meter != "calls" and size > limit for meter, _, limit in limits)
             return
         assert refused.retry_after > 0
+        if any(s.budget in refused.failed and is_busy(s, size) for s in engine.status("acme", "u1")):
+            return
         at = now[0] + timedelta(milliseconds=round(refused.retry_after * 1000))
         assert [allowed(engine, now, instant, size) for instant in (at - MILLISECOND, at)] == [False, True]
 
@@ -85,6 +94,60 @@ def test_a_limit_that_was_set_until_some_instant_is_counted_with(
             return
         at = now[0] + timedelta(milliseconds=round(refused.retry_after * 1000))
         assert [allowed(engine, now, instant, size) for instant in (at - MILLISECOND, at)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ([("charge", 5), ("hold", 2), ("hold", 2)], {6: 24, 8: 25, 9: 26}),
+        ([("hold", 2), ("charge", 2), ("charge", 4)], {5: 25, 9: 26}),
+    ],
+)
+def test_what_is_held_in_a_rolling_window_leaves_it_a_window_after_it_was_reserved(
+    engine_url: str, steps: list[tuple[str, int]], wanted: dict[int, int]
+) -> None:
+    start = datetime(2026, 11, 3, 5, tzinfo=UTC)
+    now = [start]
+    rolling = {"name": "r", "scope": "user", "limit": "$10", "window": "rolling:24h"}
+    policy = {"reservation_timeout": "4h", "store_timeout": "20s", "budgets": [rolling]}
+    with BudgetEngine.open(engine_url, policy, clock=lambda: now[0]) as engine:
+        for hour, (what, amount) in enumerate(steps):
+            now[0] = start + timedelta(hours=hour)
+            if what == "charge":
+                engine.charge(sized(amount), cost=amount)
+            else:
+                engine.reserve(sized(amount))
+        named = {}
+        for size in wanted:
+            refused = engine.check(sized(size)).refusal
+            assert refused is not None
+            assert refused.retry_after is not None
+            assert not refused.busy
+            named[size] = (now[0] - start).total_seconds() / 3600 + refused.retry_after / 3600
+        assert named == wanted
+
+
+def test_of_many_holds_the_first_are_counted_with_singly_and_the_rest_as_if_taken_now(engine_url: str) -> None:
+    start = datetime(2026, 11, 3, 5, tzinfo=UTC)
+    now = [start]
+    rolling = {"name": "r", "scope": "user", "limit": "$100", "window": "rolling:24h"}
+    policy = {"reservation_timeout": "4h", "store_timeout": "20s", "budgets": [rolling]}
+    with BudgetEngine.open(engine_url, policy, clock=lambda: now[0]) as engine:
+        engine.charge(sized(10), cost=10)
+        for second in range(1, 71):
+            now[0] = start + timedelta(seconds=second)
+            engine.reserve(sized(1))
+        named = []
+        for size in (91, 95):  # which need 61 and 65 of the holds to leave
+            refused = engine.check(sized(size)).refusal
+            assert refused is not None
+            assert refused.retry_after is not None
+            named.append(now[0] - start + timedelta(seconds=refused.retry_after) - timedelta(hours=24))
+        assert [at.total_seconds() for at in named] == [61, 70]
+
+
+def is_busy(status: Any, size: int) -> bool:
+    return bool(status.spent + (1 if status.meter == "calls" else size) <= status.limit)
 
 
 def allowed(engine: BudgetEngine, now: list[datetime], instant: datetime, size: int) -> bool:

@@ -79,10 +79,36 @@ local rules = {unpack_('<' .. string.rep(RULE, n), shape)}
 local amounts = {unpack_('<' .. string.rep('d', n), ARGV[3])}
 local accounts, starts, failures = {}, {}, {}
 
+-- The first holds of a scope and their deadlines.
+local function first_of(scope)
+  local index = scope == 0 and '' or (scope == 1 and scopes[m - 1] or scopes[1])
+  return call('ZRANGE', root .. 'o:' .. index, 0, SWEEP_LIMIT - 1, 'WITHSCORES')
+end
+
+-- What the holds in a rolling account will be in it, if each is charged what it holds: instant, amount. Of those that
+-- are not among the first of their scope, it is as if they had been taken now.
+local function holds_in(scope, key, held, length)
+  local first, found = first_of(scope), {}
+  for f = 1, #first, 2 do
+    local raw = call('GET', root .. 'h:' .. first[f])
+    if raw and string.find(raw, '\0' .. key .. '\0', 1, true) then
+      local h = read_hold(raw)
+      for i = 1, h.n do
+        if h.names[2 + h.m + i] == key then
+          found[#found + 1] = {max(h.created, h.deadline - length), h.held[i]}
+          held = held - h.held[i]
+          break
+        end
+      end
+    end
+  end
+  if held > 0 then found[#found + 1] = {now, held} end
+  return found
+end
+
 -- The earliest deadline of a hold in an account, looked for among the first of its scope.
 local function earliest(scope, key)
-  local index = scope == 0 and '' or (scope == 1 and scopes[m - 1] or scopes[1])
-  local first = call('ZRANGE', root .. 'o:' .. index, 0, SWEEP_LIMIT - 1, 'WITHSCORES')
+  local first = first_of(scope)
   for f = 1, #first, 2 do
     local raw = call('GET', root .. 'h:' .. first[f])
     if raw and string.find(raw, '\0' .. key .. '\0', 1, true) then return max(tonumber(first[f + 1]), now) end
@@ -99,10 +125,8 @@ local function failure(i, r, spent, held, amount)
       retry = earliest(scope, key_of(i))
       if resets > 0 then retry = min(resets, retry) end
     elseif kind == ROLLING then
-      retry = frees_at(key_of(i), accounts[i], spent + held + amount - limit, length)
-      if retry == 0 then
-        retry = max(frees_at(key_of(i), accounts[i], spent + amount - limit, length), earliest(scope, key_of(i)))
-      end
+      local holds = held > 0 and holds_in(scope, key_of(i), held, length) or nil
+      retry = frees_at(key_of(i), accounts[i], spent + held + amount - limit, length, holds)
     else
       retry = resets
     end

@@ -167,21 +167,25 @@ local function log_amount(key, log, length, at_ms, amount, T, now)
   call('SET', root .. 'a:' .. key, log_text(log), 'PX', ttl)
 end
 
--- The first instant at which so much has left the window, 0 if never. A slot is as old as the last instant in it.
-local function frees_at(key, log, need, length)
-  local freed, last, slots, at, width = 0, nil, log[6], 1, width_of(length)
+-- The first instant at which so much has left the window, 0 if never. A slot is as old as the last instant in it; what
+-- is reserved is given as entries: instant, amount.
+local function frees_at(key, log, need, length, holds)
+  local freed, last, others, at, width = 0, nil, holds or {}, 1, width_of(length)
   local name, from = root .. 'e:' .. key, 0
+  for s = 1, #log[6], 16 do
+    local number, sum = unpack_('<dd', log[6], s)
+    others[#others + 1] = {(number + 1) * width - 1, sum}
+  end
+  table.sort(others, function(one, other) return one[1] < other[1] end)
   local function leaves(instant, amount) -- whether enough has left before this does
     if last and instant ~= last and freed >= need then return true end
     freed, last = freed + amount, instant
   end
-  local function slots_before(instant)
-    while at < #slots do
-      local number, sum = unpack_('<dd', slots, at)
-      local ends = (number + 1) * width - 1
-      if ends >= instant then return false end
-      if leaves(ends, sum) then return true end
-      at = at + 16
+  local function others_before(instant)
+    while at <= #others do
+      if others[at][1] >= instant then return false end
+      if leaves(others[at][1], others[at][2]) then return true end
+      at = at + 1
     end
   end
   while true do
@@ -189,12 +193,12 @@ local function frees_at(key, log, need, length)
     for e = 1, #some, 2 do
       local at_ms = tonumber(some[e + 1])
       local _, amount = unpack_('<dd', some[e])
-      if slots_before(at_ms) or leaves(at_ms, amount) then return last + length end
+      if others_before(at_ms) or leaves(at_ms, amount) then return last + length end
     end
     if #some < 512 then break end
     from = from + 256
   end
-  if slots_before(NEVER) then return last + length end
+  if others_before(NEVER) then return last + length end
   return last and freed >= need and last + length or 0
 end
 
