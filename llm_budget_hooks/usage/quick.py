@@ -24,11 +24,12 @@ _RESPONSE: Final = frozenset(
 _FREE: Final = frozenset({"message", "reasoning", "function_call", "custom_tool_call", "mcp_call", "mcp_list_tools"})
 """What a Responses answer may bring that is not billed beside its tokens."""
 _CHAT: Final = frozenset(
-    {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details"}
-)
-_CHAT_ZEROS: Final = frozenset(
-    {"cache_creation_input_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "server_tool_use"}
-)
+    {
+        "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details",
+        "cache_creation_input_tokens", "cache_read_input_tokens",
+    }
+)  # fmt: skip
+_CHAT_ZEROS: Final = frozenset({"prompt_cache_hit_tokens", "server_tool_use"})
 _MESSAGES: Final = frozenset(
     {
         "input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "cache_creation",
@@ -45,6 +46,7 @@ _UNREAD: Final = frozenset(
     {"text_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "video_tokens", "initial_prompt_tokens"}
 )
 """Details of OpenAI's and LiteLLM's that the long way does not read."""
+_PROMPT: Final = _UNREAD | {"cached_tokens", "cache_creation_tokens", "cache_creation_token_details"}
 _MORE_ZEROS: Final = frozenset(
     {"audio_tokens", "image_tokens", "cache_write_tokens", "cache_creation_tokens", "web_search_requests"}
 )
@@ -97,8 +99,8 @@ def _messages(usage: dict[str, Any]) -> Usage | None:
     parts, tools = opened(parts) or _NOTHING, opened(get("server_tool_use")) or _NOTHING
     if type(parts) is not dict or type(tools) is not dict:
         return None
-    five, hour = [parts.get(name) or 0 for name in _WRITTEN]
-    read, written, searches = read or 0, written or 0, tools.get("web_search_requests") or 0
+    found = (read, written, *[parts.get(name) for name in _WRITTEN], tools.get("web_search_requests"))
+    read, written, five, hour, searches = [0 if count is None else count for count in found]
     counts = (get("input_tokens"), get("output_tokens"), read, written, five, hour, searches)
     if not all(type(count) is int and 0 <= count <= _SUMMABLE for count in counts):
         return None
@@ -118,15 +120,31 @@ def _messages(usage: dict[str, Any]) -> Usage | None:
 
 
 def _chat(usage: dict[str, Any], tier: Any) -> Usage | None:
-    if not usage.keys() <= _CHAT and any(
-        name not in _CHAT and (name not in _CHAT_ZEROS or not _is_nothing(value)) for name, value in usage.items()
-    ):
+    get, given = usage.get, opened(usage.get("prompt_tokens_details")) or _NOTHING
+    if type(given) is not dict or not (_only(usage, _CHAT, _CHAT_ZEROS) and _only(given, _PROMPT, _MORE_ZEROS)):
         return None
-    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    cached = _detail(usage.get("prompt_tokens_details"), "cached_tokens", _MORE_ZEROS)
-    reasoning = _detail(usage.get("completion_tokens_details"), "reasoning_tokens", _MORE_ZEROS)
-    made = _made(prompt, cached, output, reasoning, tier)
-    return None if made is not None and reasoning and usage.get("total_tokens") != made.total_tokens else made
+    parts = opened(given.get("cache_creation_token_details")) or _NOTHING
+    if type(parts) is not dict:
+        return None
+    prompt, output = get("prompt_tokens"), get("completion_tokens")
+    reasoning = _detail(get("completion_tokens_details"), "reasoning_tokens", _MORE_ZEROS)
+    counts = (
+        given.get("cached_tokens"), get("cache_read_input_tokens"), get("cache_creation_input_tokens"),
+        given.get("cache_creation_tokens"), *[parts.get(name) for name in _WRITTEN],
+    )  # fmt: skip
+    if not all(count is None or (type(count) is int and 0 <= count <= _SUMMABLE) for count in counts):
+        return None
+    cached, read, written, kept, five, hour = [count or 0 for count in counts]
+    five = max(written - hour, kept - hour, five)
+    made = _made(prompt, max(cached, read), output, reasoning, tier, five, hour)
+    return None if made is not None and reasoning and get("total_tokens") != made.total_tokens else made
+
+
+def _only(found: dict[str, Any], read: frozenset[str], zeros: frozenset[str]) -> bool:
+    """Whether a mapping has nothing but what is read here, and zeros."""
+    return found.keys() <= read or all(
+        name in read or (name in zeros and _is_nothing(value)) for name, value in found.items()
+    )
 
 
 def _response(usage: dict[str, Any], tier: Any) -> Usage | None:
@@ -170,15 +188,24 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (type(value) is int and value == 0)
 
 
-def _made(prompt: Any, cached: Any, output: Any, reasoning: Any, tier: Any) -> Usage | None:
+def _made(
+    prompt: Any, cached: Any, output: Any, reasoning: Any, tier: Any, write: int = 0, write_1h: int = 0
+) -> Usage | None:
     """The usage of counts that are all as they should be."""
     if not (type(prompt) is type(cached) is type(output) is type(reasoning) is int):
         return None
-    if not (0 <= cached <= prompt <= MAX_TOKENS and 0 <= reasoning <= output <= MAX_TOKENS and prompt + output):
+    if not (
+        0 <= cached <= prompt - write - write_1h
+        and prompt <= MAX_TOKENS
+        and 0 <= reasoning <= output <= MAX_TOKENS
+        and prompt + output
+    ):
         return None
     return Usage(
         input_tokens=prompt,
         cached_input_tokens=cached,
+        cache_write_tokens=write,
+        cache_write_1h_tokens=write_1h,
         output_tokens=output,
         reasoning_tokens=reasoning,
         service_tier=tier_of(tier),

@@ -47,6 +47,15 @@ COMMON = (
             "server_tool_use": {"web_search_requests": 2}, "service_tier": "batch",
         },
     },
+    {
+        "usage": {
+            "prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11, "cache_read_input_tokens": 1,
+            "cache_creation_input_tokens": 3, "prompt_tokens_details": {
+                "cached_tokens": 1, "cache_creation_tokens": 3, "audio_tokens": None,
+                "cache_creation_token_details": {"ephemeral_5m_input_tokens": 1, "ephemeral_1h_input_tokens": 2},
+            },
+        },
+    },
     {"usage": {"input_tokens": 2, "cache_read_input_tokens": 3, "cache_creation": None, "output_tokens": 6}},
 )  # fmt: skip
 
@@ -97,6 +106,9 @@ def test_answers_of_litellm_and_openai_are_read_the_quick_way() -> None:
 
 COUNT = st.one_of(st.none(), st.integers(-1, 12), st.sampled_from([10**13, 3.0, 2.5, "7", True, {}]))
 TIER = st.sampled_from([None, "flex", "auto", "", 3])
+WRITTEN = st.dictionaries(
+    st.sampled_from(["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens", "anything"]), COUNT, max_size=3
+)
 CHAT_DETAILS = st.dictionaries(
     st.sampled_from(
         [
@@ -106,18 +118,19 @@ CHAT_DETAILS = st.dictionaries(
     ),
     COUNT, max_size=4,
 )  # fmt: skip
+GIVEN = st.builds(
+    lambda details, written: details | ({} if written is None else {"cache_creation_token_details": written}),
+    CHAT_DETAILS, st.one_of(st.none(), COUNT, WRITTEN),
+)  # fmt: skip
 CHAT = st.fixed_dictionaries(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT},
     optional={
-        "total_tokens": COUNT, "prompt_tokens_details": st.one_of(COUNT, CHAT_DETAILS), "cached_tokens": COUNT,
+        "total_tokens": COUNT, "prompt_tokens_details": st.one_of(COUNT, GIVEN), "cached_tokens": COUNT,
         "completion_tokens_details": st.one_of(COUNT, CHAT_DETAILS), "cache_read_input_tokens": COUNT,
         "cache_creation_input_tokens": COUNT, "search_context_size": COUNT, "citation_tokens": COUNT,
         "service_tier": TIER, "billed_units": COUNT, "reasoning_tokens": COUNT, "prompt_audio_seconds": COUNT,
     },
 )  # fmt: skip
-WRITTEN = st.dictionaries(
-    st.sampled_from(["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens", "anything"]), COUNT, max_size=3
-)
 MESSAGES = st.fixed_dictionaries(
     {"input_tokens": COUNT, "output_tokens": COUNT},
     optional={
