@@ -77,6 +77,8 @@ def _looks(url: str, policy: Policy, ledger: str | None, hooks: bool) -> Iterato
         yield from _balances(url, policy)
         if is_redis(url):
             yield from _server(url, policy)
+    if policy.on_store_error != "deny" and url != "memory://":
+        yield _journal(url, policy)
     yield _ledger(ledger)
     if hooks:
         from llm_budget_hooks.cli.hooks import langchain_stops, litellm_stops
@@ -102,6 +104,21 @@ def _versions() -> str:
 
     own = f"llm_budget_hooks {llm_budget_hooks.__version__}, Python {platform.python_version()}"
     return ", ".join([own, *map(version, _PACKAGES)])
+
+
+def _journal(url: str, policy: Policy) -> Result:
+    """Whether calls can be written down that are let through while the store is away."""
+    from llm_budget_hooks.journal import Journal, JournalError, default_path
+
+    path = default_path(url, policy.namespace)
+    journal = Journal(path, policy.outbox_max, policy.store_timeout.total_seconds())
+    try:
+        journal.check()
+    except JournalError as error:
+        what = "nothing is let through" if policy.on_store_error == "bounded" else "nothing of it is booked later"
+        return Result("journal", "warning", f"{error}: while the store is away, {what}")
+    waits = "; some of it waits for the store" if journal.waiting() else ""
+    return Result("journal", "ok", f"what is let through while the store is away is kept in {path}{waits}")
 
 
 def _ledger(url: str | None) -> Result:

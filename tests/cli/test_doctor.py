@@ -39,7 +39,7 @@ def whole(*args: str, before: str = "") -> tuple[int, dict[str, tuple[str, str]]
 def test_hooks_that_stop_calls_are_seen_to_do_so(tmp_path: Path) -> None:
     code, found, errors = whole("--store", used_store(tmp_path))
     assert {what: verdict for what, (verdict, _) in found.items()} == dict.fromkeys(
-        ("versions", "policy", "balances", "LiteLLM", "LangChain"), "ok"
+        ("versions", "policy", "balances", "journal", "LiteLLM", "LangChain"), "ok"
     ) | {"ledger": "left out"}
     assert "blocking, awaited, streamed calls are stopped" in found["LiteLLM"][1]
     assert "invoked, awaited, streamed calls are stopped" in found["LangChain"][1]
@@ -77,6 +77,20 @@ def test_what_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
     done = llm_budget(*asked, "--store", places[0], "--ledger", f"sqlite:///{tmp_path / 'no' / 'l.db'}")
     assert (done.code, results(done.json)["ledger"][0]) == (1, "failed")
+
+
+def test_a_journal_that_cannot_be_written_is_told_with_what_follows(tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    store, rules = used_store(tmp_path), tmp_path / "budgets.toml"
+    for mode, said in (("bounded", "nothing is let through"), ("allow", "nothing of it is booked later"), ("deny", "")):
+        rules.write_text(f'on_store_error = "{mode}"\n[[budgets]]\nscope = "global"\nlimit = "$9"\nwindow = "day"\n')
+        asked = ("doctor", "--store", store, "--policy", rules, "--no-hooks", "--json")
+        done = llm_budget(*asked, XDG_STATE_HOME=str(tmp_path / "a-file"))
+        assert said in results(done.json).get("journal", ("", ""))[1]
+        assert (done.code, "journal" in results(done.json)) == ((0, False) if mode == "deny" else (1, True))
+    asked = ("doctor", "--store", store, "--preset", "pact", "--no-hooks", "--json")
+    verdict, text = results(llm_budget(*asked, XDG_STATE_HOME=str(tmp_path)).json)["journal"]
+    assert (verdict, f"is kept in {tmp_path}" in text) == ("ok", True)
 
 
 def looked_at(url: str, *more: str) -> dict[str, tuple[str, str]]:
