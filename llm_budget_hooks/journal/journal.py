@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -36,6 +37,8 @@ _SCHEMA: Final = (
     "CREATE INDEX IF NOT EXISTS of_hold ON entries (id)",
 )
 _abandoned: list[sqlite3.Connection] = []
+_all: weakref.WeakSet[Journal] = weakref.WeakSet()
+_stopped: list[Journal] = []
 
 
 class JournalError(Exception):
@@ -74,7 +77,8 @@ class Journal:
         self._timeout_s = timeout_s
         self._seen_ms = 0
         self._connection: sqlite3.Connection | None = None
-        self._renew()
+        self._lock = threading.Lock()
+        _all.add(self)
 
     def check(self) -> None:
         """Make the file if there is none.
@@ -204,8 +208,6 @@ class Journal:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """One transaction; anything that goes wrong leaves the file as it was."""
-        if self._pid != os.getpid():
-            self._renew()
         with self._lock:
             try:
                 yield from self._transaction()
@@ -248,16 +250,34 @@ class Journal:
         connection.execute("COMMIT")
 
     def _renew(self) -> None:
-        """Begin without a connection. One that a fork copied stays open: closing it would drop the parent's locks."""
+        """Begin anew after a fork. The connection stays open: closing it would drop the parent's locks."""
         if self._connection is not None:
             _abandoned.append(self._connection)
         self._connection = None
         self._lock = threading.Lock()
-        self._pid = os.getpid()
 
     def close(self) -> None:
         """Close the connection of this process. What is written stays, and the journal may be used again."""
         with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+
+def _before_fork() -> None:
+    """Let no other thread be inside SQLite while a fork copies its locks, which nobody would open in the child."""
+    _stopped.extend(journal for journal in list(_all) if journal._lock.acquire(timeout=journal._timeout_s))
+
+
+def _after_fork_in_parent() -> None:
+    while _stopped:
+        _stopped.pop()._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _stopped.clear()
+    for journal in list(_all):
+        journal._renew()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -14,6 +14,7 @@ import random
 import sqlite3
 import threading
 import time
+import weakref
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -28,6 +29,8 @@ _TABLES = "SELECT user_version FROM pragma_user_version UNION ALL SELECT name FR
 _PURGE_EVERY = 64
 _CHECKPOINT_PAGES = 4000
 _abandoned: list[sqlite3.Connection] = []
+_all: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+_stopped: list[SqliteStore] = []
 
 
 def path_of(url: str) -> Path:
@@ -58,11 +61,11 @@ class SqliteStore:
         self._namespace = namespace
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._cells: SqliteCells | None = None
         self._count = 0
         self._check_file()
+        _all.add(self)
 
     @classmethod
     def from_url(cls, url: str, policy: Policy) -> SqliteStore:
@@ -116,7 +119,7 @@ class SqliteStore:
     def close(self) -> None:
         """See `Store.close`."""
         with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
             self._connection = self._cells = None
 
@@ -157,8 +160,6 @@ class SqliteStore:
         return answer
 
     def _connected(self) -> tuple[sqlite3.Connection, SqliteCells]:
-        if self._pid != os.getpid():
-            self._leave_to_parent()
         if self._connection is None or self._cells is None:
             connection = sqlite3.connect(
                 self._path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256
@@ -172,11 +173,13 @@ class SqliteStore:
         return self._connection, self._cells
 
     def _leave_to_parent(self) -> None:
-        """Let go of a connection that a fork copied. Closing it would drop the locks of the parent."""
+        """Let go of what a fork copied: closing the connection would drop the locks of the parent, and the lock may be
+        that of a thread which this process does not have.
+        """
         if self._connection is not None:
             _abandoned.append(self._connection)
         self._connection = self._cells = None
-        self._pid = os.getpid()
+        self._lock = threading.Lock()
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -238,3 +241,22 @@ def _pause() -> float:
 
 def _is_busy(error: sqlite3.Error) -> bool:
     return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _before_fork() -> None:
+    """Let no other thread be inside SQLite while a fork copies its locks, which nobody would open in the child."""
+    _stopped.extend(store for store in list(_all) if store._lock.acquire(timeout=store._timeout_s))
+
+
+def _after_fork_in_parent() -> None:
+    while _stopped:
+        _stopped.pop()._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _stopped.clear()
+    for store in list(_all):
+        store._leave_to_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -42,9 +43,15 @@ def in_fork(engine: BudgetEngine) -> None:
     if not pid:
         try:
             spend(engine)
-        finally:
-            os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+        except BaseException:  # noqa: BLE001 - the exit status says so
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + 20
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    assert ended[1] == 0
 
 
 def total(engine: BudgetEngine) -> list[Any]:
@@ -128,3 +135,29 @@ def test_an_interpreter_ends_at_once_though_the_store_is_away_and_leaves_its_jou
     proxy.stall = False
     with BudgetEngine.open(proxy.url, POLICY, journal=tmp_path / "j", ledger=told[2]) as engine:
         assert total(engine) == [(Decimal("0.07") * 3 * (mode != "deny"), 0)]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("away", [False, True])
+def test_a_fork_in_the_middle_of_another_threads_call_can_call(shared_url: str, tmp_path: Path, away: bool) -> None:
+    stop = threading.Event()
+    with DelayProxy(1) as nobody:
+        url = nobody.url if away else shared_url
+        budgets = [{"scope": "global", "limit": "$90000", "window": "day"}]
+        policy = {"budgets": budgets, "store_timeout": "1s", "degraded_allowance": "$9000" if away else "$0"}
+        with BudgetEngine.open(url, policy, journal=tmp_path / "j") as engine:
+
+            def work() -> None:
+                while not stop.is_set():
+                    spend(engine)
+
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            try:
+                for _ in range(10):
+                    in_fork(engine)
+            finally:
+                stop.set()
+                for thread in threads:
+                    thread.join()
