@@ -24,10 +24,12 @@ LEASE_S: Final = 10.0
 _PACE_S: Final = 0.2
 _RETRY_LEASE_S: Final = 2.0
 _END_S: Final = 2.0
+_FORK_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _log = logging.getLogger("llm_budget_hooks")
 _all: Final[weakref.WeakSet[Drain]] = weakref.WeakSet()
+_stopped: Final[list[Drain]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,20 @@ class Drain:
         return self._pause_s
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    """Let no drain be inside its database while a fork copies the locks of that."""
+    _stopped.extend(drain for drain in list(_all) if drain._working.acquire(timeout=_FORK_S))
+
+
+def _after_fork_in_parent() -> None:
+    while _stopped:
+        _stopped.pop()._working.release()
+
+
+def _after_fork_in_child() -> None:
+    _stopped.clear()
     for drain in list(_all):
         drain._renew()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
