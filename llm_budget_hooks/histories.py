@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Final
 
-from llm_budget_hooks.keys import digest
+from llm_budget_hooks.keys import digest, kept_if_short
 from llm_budget_hooks.transitions.records import FEWEST, HISTORY_MS, SAMPLES
 
 KNOWN_S: Final = 30.0
@@ -35,19 +34,19 @@ def _ranked(values: Sequence[int]) -> int | None:
     return values[(9 * count + 9) // 10 - 1] if count >= FEWEST else None
 
 
-@lru_cache(maxsize=8192)
+@kept_if_short
 def output_key(tenant: str, feature: str, step: str, model: str) -> str:
     """The history of the output tokens of one step on one model."""
     return digest("y", tenant, feature, step, model)
 
 
-@lru_cache(maxsize=8192)
+@kept_if_short
 def step_key(tenant: str, feature: str, step: str) -> str:
     """The history of what one step cost, in nano-dollars."""
     return digest("c", tenant, feature, step)
 
 
-@lru_cache(maxsize=8192)
+@kept_if_short
 def answer_key(tenant: str, feature: str) -> str:
     """The history of what the answers of a feature cost, in nano-dollars."""
     return digest("a", tenant, feature)

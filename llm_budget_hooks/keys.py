@@ -6,11 +6,16 @@ import itertools
 import os
 import unicodedata
 from binascii import b2a_base64
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from hashlib import blake2b
 from typing import Final
 
 DEFAULT_TENANT: Final = "default"
+LONGEST_KEPT: Final = 512
+"""How many letters of ids and names a process remembers at most by each key that it has made of them."""
+
+_KEPT: Final = 8192
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
@@ -33,10 +38,27 @@ def tenant_name(text: str | None) -> str:
     return normalised(text) or DEFAULT_TENANT
 
 
-@lru_cache(maxsize=8192)
 def identity(tenant: str, user: str) -> tuple[str, str]:
     """The keys of a tenant and of a user within it."""
+    return _identity(tenant, user) if len(tenant) + len(user) <= LONGEST_KEPT else _hashed(tenant, user)
+
+
+def _hashed(tenant: str, user: str) -> tuple[str, str]:
     return digest("t", tenant), digest("u", tenant, user)
+
+
+_identity = lru_cache(maxsize=_KEPT)(_hashed)
+
+
+def kept_if_short(made: Callable[..., str]) -> Callable[..., str]:
+    """Remembers what a function has made of the last texts, unless they are so long that they would fill the memory."""
+    kept = lru_cache(maxsize=_KEPT)(made)
+
+    @wraps(made)
+    def answer(*texts: str) -> str:
+        return kept(*texts) if sum(map(len, texts)) <= LONGEST_KEPT else made(*texts)
+
+    return answer
 
 
 class _Ids:

@@ -12,7 +12,7 @@ from llm_budget_hooks import estimates
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
 from llm_budget_hooks.estimates import StepBudget
 from llm_budget_hooks.histories import Histories, answer_key, output_key, step_key
-from llm_budget_hooks.keys import DEFAULT_TENANT, IDS, digest, hold_key, identity, normalised, tenant_name
+from llm_budget_hooks.keys import DEFAULT_TENANT, IDS, LONGEST_KEPT, digest, hold_key, identity, normalised, tenant_name
 from llm_budget_hooks.models import Basis, Budget, Call, Policy
 from llm_budget_hooks.models.trail import run_facts
 from llm_budget_hooks.money import parse_nusd
@@ -365,7 +365,8 @@ class Planner:
         compiled = self._summary(lines).at(now_ms)
         compiled.until_ms = min(compiled.until_ms, until_ms)
         compiled.price = self.price(model)
-        self._compiled[key] = compiled
+        if len(model) + len(feature or "") <= LONGEST_KEPT:
+            self._compiled[key] = compiled
         return compiled
 
     def _summary(self, lines: Iterable[_Line]) -> _Compiled:

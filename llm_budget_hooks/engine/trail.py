@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.waits import Waits
 from llm_budget_hooks.errors import BudgetExceeded
-from llm_budget_hooks.keys import digest
+from llm_budget_hooks.keys import digest, identity
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.events import Event, EventKind, Observer
 from llm_budget_hooks.models.trail import COUNTS, refusal_facts
@@ -77,7 +77,7 @@ class Trail:
         self.waits = Waits()
         self._told: dict[tuple[Any, ...], list[int]] = {}
         self._fired: dict[tuple[str, float], int] = {}
-        self._bursts: dict[tuple[str | None, str | None, str | None], tuple[int, int]] = {}
+        self._bursts: dict[tuple[str | None, str, str], tuple[int, int]] = {}
 
     def tell(self, event: Event) -> None:
         """Tell all observers; what they raise is logged and changes nothing."""
@@ -89,7 +89,7 @@ class Trail:
 
     def refusals(self, call: Call, error: BudgetExceeded, now_ms: int) -> int:
         """How many refusals an entry about this one stands for; 0: enough were told this minute, it is only counted."""
-        key = (error.code, error.budget, call.tenant, call.user)
+        key = (error.code, error.budget, identity(call.tenant or "", call.user or ""))
         minute = now_ms // 60_000
         told = self._told.get(key)
         if told is None:
@@ -131,7 +131,7 @@ class Trail:
             return None
         tenant = call.tenant if error.scope != "global" else None
         user = call.user if error.scope == "user" else None
-        key, minute = (error.budget, tenant, user), now_ms // 60_000
+        key, minute = (error.budget, *identity(tenant or "", user or "")), now_ms // 60_000
         if len(self._bursts) >= _MOST:
             self._bursts.clear()
         since, count = self._bursts.get(key, (minute, 0))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +120,28 @@ def test_a_kill_and_an_override_hold_in_the_next_reserve_of_every_process(shared
         with pytest.raises(BudgetExceeded) as caught:
             theirs.reserve(call("0.01"))
         assert (caught.value.limit, caught.value.spent) == (Decimal("0.50"), Decimal("0.95"))
+
+
+def test_a_kill_and_an_override_hold_at_once_while_the_ledger_is_down(shared_url: str, tmp_path: Path) -> None:
+    rules = {"budgets": [USER_DAY], "store_timeout": "10s"}
+    ledger = f"sqlite:///{tmp_path / 'no such folder' / 'ledger.db'}"
+    mine = BudgetEngine.open(shared_url, rules, ledger=ledger)
+    theirs = BudgetEngine.open(shared_url, rules, ledger=ledger)
+    began = time.monotonic()
+    theirs.settle(theirs.reserve(call("0.95")), cost="0.95")
+    mine.kill("acme", reason="a loop", by="ops")
+    with pytest.raises(BudgetExceeded, match="kill switch"):
+        theirs.reserve(call("0.01"))
+    theirs.revive("acme")
+    mine.override("user-day", "$2", tenant="acme")
+    theirs.release(theirs.reserve(call()))
+    assert time.monotonic() - began < 5
+    (tmp_path / "no such folder").mkdir()
+    mine.flush()
+    names = sorted(event.name for event in mine.ledger.events().items)
+    assert (names, len(mine.ledger.overrides().items)) == (["alert", "killed", "revived"], 1)
+    for engine in (mine, theirs):
+        engine.close()
 
 
 def test_status_shows_a_limit_that_another_process_has_set(shared_url: str) -> None:

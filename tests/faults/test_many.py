@@ -64,6 +64,24 @@ def test_b136_users_that_are_refused_leave_nothing(shared_url: str) -> None:
         assert engine.status("t")[0].spent == Decimal("0.10")
 
 
+@pytest.mark.parametrize("meter", ["usd", "calls"])
+def test_b136_ids_of_10_000_letters_do_not_fill_the_memory(engine_url: str, tmp_path: Path, meter: str) -> None:
+    budgets = [
+        {"scope": "global", "meter": meter, "limit": 1, "window": "day"},
+        {"scope": "answer", "limit": "$1"},
+        {"scope": "user", "meter": "calls", "limit": 5, "window": "day"},
+    ]
+    with BudgetEngine.open(engine_url, {"budgets": budgets}, ledger=f"sqlite:///{tmp_path / 'l.db'}") as engine:
+        engine.charge(Call(model="gpt-4o-mini"), cost="1")
+        before = resident()
+        for at in range(1_200):
+            wide = f"{at}{{\N{GRINNING FACE}\0\n}}" + "x" * 10_000  # four bytes a letter
+            call = Call(model="gpt-4o-mini", tenant="t", user=wide, feature=wide, step=wide, input_tokens=9)
+            with pytest.raises(BudgetExceeded):
+                engine.reserve(call)
+        assert resident() - before < 20_000_000
+
+
 def test_b136_users_of_a_shared_store_leave_little_in_a_process(shared_url: str) -> None:
     with BudgetEngine.open(shared_url, POLICY) as engine:
         use(engine, "first")
