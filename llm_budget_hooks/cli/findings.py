@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from functools import cache, partial
+from itertools import chain, islice
 from typing import NamedTuple
 
 from llm_budget_hooks.engine import BudgetEngine
@@ -72,13 +74,16 @@ def _tried(policy: Policy, book: PriceBook, budget: Budget, named: list[str]) ->
     if budget.meter == "tokens" or policy.unknown_price != "refuse":
         return [budget.models[0]]  # tokens need no price, and whatever has none costs the same
     own = [name for name in (*policy.prices, *policy.aliases) if budget.covers(feature, name, book.is_one_of)]
-    listed = {
-        name: entry.get("input_cost_per_token")
-        for name, entry in entries().items()
-        if budget.covers(feature, name, book.is_one_of)
-    }
-    cheapest = sorted((cost, name) for name, cost in listed.items() if cost)
-    return [*own[:1], *(name for _, name in cheapest if _is_priced(book, name))][:1]
+    costs = ((entry.get("input_cost_per_token"), name) for name, entry in entries().items())
+    cheapest = sorted((cost, name.count("/"), name) for cost, name in costs if cost)
+    listed = (name for _, _, name in cheapest if _is_like(name, budget.models) and _is_priced(book, name))
+    return [*islice(chain(own, listed), 1)]
+
+
+def _is_like(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a listed model, with its provider or without, matches one of some patterns."""
+    ways = (name.lower(), name.lower().rpartition("/")[2])
+    return any(fnmatchcase(way, pattern.lower()) for pattern in patterns for way in ways)
 
 
 def _is_priced(book: PriceBook, model: str) -> bool:
