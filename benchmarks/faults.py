@@ -44,6 +44,7 @@ USERS = 12
 TURN_S = 5
 STRETCH_S = 55
 CALM_S = 65
+WARM_S = 10
 LIMIT = Decimal("0.30")
 ALLOWANCE = Decimal("0.20")
 HELD = Decimal("0.01")
@@ -159,7 +160,7 @@ class Stage:
         chance, injected = random.Random(self.seed), Counter[str]()
         self.workers = [self.start() for _ in range(self.count)]
         try:
-            while not self.noted(b"refused spend s0"):
+            while not self.noted(b"refused spend s0") and time.time() < self.began + WARM_S:
                 time.sleep(0.1)
             while (passed := time.time() - self.began) < seconds and self.noted(b"called ") < most:
                 if passed % (STRETCH_S + CALM_S) > STRETCH_S:
@@ -293,7 +294,15 @@ def report(books: Books, injected: Counter[str]) -> int:
     print(f"faults {sum(injected.values())}: " + ", ".join(f"{n} {kind}" for kind, n in injected.most_common()))
     print(f"overshoot of an account ${overshoot / 10**9:.4f} (stated: at most ${ALLOWANCE} in a stretch)")
     print(f"lost {lost}, doubled {doubled}, ledger and balance apart ${apart / 10**9:.9f}, still held {books.reserved}")
-    bad = lost or doubled or apart or books.reserved or overshoot > int(ALLOWANCE.scaleb(9)) or not words["settled"]
+    bad = (
+        lost
+        or doubled
+        or apart
+        or books.reserved
+        or overshoot > int(ALLOWANCE.scaleb(9))
+        or not words["settled"]
+        or not injected
+    )
     print("FAILED" if bad else "as stated")
     return int(bool(bad))
 
