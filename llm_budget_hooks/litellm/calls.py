@@ -10,8 +10,8 @@ import litellm
 
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import PriceUnknown
-from llm_budget_hooks.litellm.media import amount_of
-from llm_budget_hooks.litellm.requests import PROXY_REQUEST, request_of, stated
+from llm_budget_hooks.litellm.media import amount_of, number
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST, request_of, sent, stated
 from llm_budget_hooks.litellm.tokens import input_bound
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.calls import SERVICE_TIERS
@@ -86,7 +86,7 @@ def _is_priced(engine: BudgetEngine, model: str) -> bool:
 
 
 def _output_bound(asked: Mapping[str, Any]) -> int | None:
-    given = [bound for name in BOUNDS if type(bound := asked.get(name)) is int and bound >= 0]
+    given = [bound for place in sent(asked) for name in BOUNDS if type(bound := place.get(name)) is int and bound >= 0]
     if not given:
         return None
     return max(given) * answers_of(asked)
@@ -94,10 +94,10 @@ def _output_bound(asked: Mapping[str, Any]) -> int | None:
 
 def answers_of(asked: Mapping[str, Any]) -> int:
     """How many answers a request asks for, each of which can be as long as its bound."""
-    choices = asked.get("best_of") or asked.get("n") or 1
+    choices = max(number(place.get(name)) for place in sent(asked) for name in ("best_of", "n"))
     prompts = asked.get("prompt")
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    return (choices if type(choices) is int and choices > 0 else 1) * several
+    return choices * several
 
 
 def writes_cache(asked: Mapping[str, Any]) -> bool:

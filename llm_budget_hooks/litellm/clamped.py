@@ -10,6 +10,7 @@ from llm_budget_hooks.clamp import MIN_OUTPUT_TOKENS, affordable_output
 from llm_budget_hooks.engine import BudgetEngine, Reservation
 from llm_budget_hooks.errors import BudgetExceeded, PriceUnknown
 from llm_budget_hooks.litellm.calls import BOUNDS, answers_of
+from llm_budget_hooks.litellm.requests import sent
 from llm_budget_hooks.models import Call, Outcome
 from llm_budget_hooks.money import parse_nusd
 
@@ -59,8 +60,14 @@ def clamped(
     if _is_too_little(held.call, fits):
         raise _refusal(held.call, fits, held.estimate)
     each = max(fits // answers_of(asked), 1)
-    given = {bound: asked[bound] for bound in BOUNDS if type(asked.get(bound)) is int}
-    changes.update({bound: min(value, each) for bound, value in given.items()} or {name: each})
+    lowered = [
+        {bound: min(place[bound], each) for bound in BOUNDS if type(place.get(bound)) is int} for place in sent(asked)
+    ]
+    changes.update(lowered[0])
+    if any(lowered[1:]):
+        changes["extra_body"] = {**asked["extra_body"], **lowered[1]}
+    elif not changes:
+        changes[name] = each
 
 
 def _fitting(engine: BudgetEngine, call: Call, dollars: list[Decimal], tokens: list[int]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import litellm
 
 from llm_budget_hooks.errors import PriceUnknown
+from llm_budget_hooks.litellm.requests import sent
 from llm_budget_hooks.litellm.usage import field
 from llm_budget_hooks.models import Call, Usage
 from llm_budget_hooks.money import to_decimal
@@ -26,6 +27,7 @@ _RATES: Final = (
     "input_cost_per_second", "output_cost_per_second", "input_cost_per_character", "input_cost_per_query",
 )  # fmt: skip
 _PIXELS: Final = 1024 * 1024
+_ENDLESS: Final = 10**12
 
 
 def amount_of(kind: str, model: str, asked: Mapping[str, Any], prices: PriceBook | None = None) -> Decimal | None:
@@ -128,9 +130,18 @@ def _pixels(asked: Mapping[str, Any]) -> int:
     return int(size[0]) * int(size[2]) if size[0].isdigit() and size[2].isdigit() else _PIXELS
 
 
+def number(count: Any) -> int:
+    """How many a request asks for; one where that is no number. Servers read digits and whole fractions as well."""
+    try:
+        return max(ceil(float(count)), 1)
+    except OverflowError:
+        return _ENDLESS
+    except (TypeError, ValueError):
+        return 1
+
+
 def _images(asked: Mapping[str, Any]) -> Usage:
-    count = asked.get("n")
-    return Usage(images=count if type(count) is int and count > 0 else 1)
+    return Usage(images=max(number(place.get("n")) for place in sent(asked)))
 
 
 def _speech(asked: Mapping[str, Any]) -> Usage:

@@ -88,6 +88,12 @@ def stated(asked: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def sent(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The places whose parameters reach the provider: the arguments, and what is put into the body as it is."""
+    extra = asked.get("extra_body")
+    return (asked, extra) if isinstance(extra, Mapping) else (asked,)
+
+
 def request_of(asked: Mapping[str, Any]) -> Request | None:
     """What the attempts of this request share; None where there is only one.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 import litellm
 import pytest
 from routes import ASYNC, SYNC, async_routes, at, balance, in_tasks, in_threads, sync_routes
 
-from llm_budget_hooks import BudgetExceeded
+from llm_budget_hooks import BudgetError, BudgetExceeded
 from llm_budget_hooks.litellm import budgeted
 from llm_budget_hooks.testing import FakeProvider
 
@@ -65,6 +67,53 @@ def test_dollars_cap_as_exactly_as_calls(provider: FakeProvider, capped: MakeEng
     assert sum(not isinstance(outcome, BaseException) for outcome in outcomes) == provider.count == 10
     assert balance(engine) == (limit, 0)
     assert one < held.estimate
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 5},
+        {"n": "5"},
+        {"n": 5.0},
+        {"extra_body": {"n": 5}},
+        {"n": 2, "extra_body": {"n": "5"}},
+        {"extra_body": {"max_tokens": 200}},
+    ],
+    ids=str,
+)
+def test_with_bounds_no_spelling_of_the_number_of_answers_passes_the_limit(
+    more: dict[str, Any], provider: FakeProvider, capped: MakeEngine
+) -> None:
+    provider.output_tokens = 200 if "max_tokens" in str(more) else 40
+    engine = capped({"scope": "global", "limit": "$0.0003", "window": "day", "name": "dollars"}, estimate="bound")
+    asked = at(provider, max_tokens=40, **more)
+    held = litellm_hold(engine, asked).estimate
+    litellm.completion(**asked)
+    assert provider.billed_output_tokens == 200
+    assert balance(engine)[0] <= held
+    for _ in range(3):
+        with suppress(BudgetExceeded):
+            litellm.completion(**asked)
+    assert balance(engine)[0] <= Decimal("0.0003")
+
+
+@pytest.mark.parametrize("count", [None, 0, -3, "five", float("nan"), [5], True], ids=str)
+def test_a_number_of_answers_that_is_none_is_held_as_one(
+    count: Any, provider: FakeProvider, capped: MakeEngine
+) -> None:
+    engine = capped(estimate="bound")
+    one = litellm_hold(engine, at(provider, max_tokens=40)).estimate
+    assert litellm_hold(engine, at(provider, max_tokens=40, n=count)).estimate == one
+
+
+@pytest.mark.parametrize("count", [10**9, "1e300", 10**400, float("inf")], ids=["many", "digits", "more", "endless"])
+def test_more_answers_than_anybody_can_pay_are_an_error_of_this_package(
+    count: Any, provider: FakeProvider, capped: MakeEngine
+) -> None:
+    engine = capped(estimate="bound")
+    with pytest.raises(BudgetError):
+        litellm.completion(**at(provider, max_tokens=40, n=count))
+    assert (provider.count, balance(engine)) == (0, (0, 0))
 
 
 def litellm_hold(engine: Any, asked: dict[str, Any]) -> Any:

@@ -49,6 +49,12 @@ def test_a_call_without_a_bound_gets_that_of_its_step(
     assert Decimal("0.0006") < spent < Decimal("0.00061")
 
 
+def test_a_bound_that_is_put_into_the_body_is_lowered_too(provider: FakeProvider, capped: MakeEngine) -> None:
+    capped(DOLLARS, clamp=True, estimate="p90", step_budget="$0.0006")
+    litellm.completion(**at(provider, max_tokens=100, extra_body={"max_tokens": 5000, "seed": 1}))
+    assert [provider.requests[0].json[name] for name in ("max_tokens", "seed")] == [1000, 1]
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_the_name_that_the_caller_used_is_kept(name: str, provider: FakeProvider, capped: MakeEngine) -> None:
     """Under ``p90`` a call with a bound is held at the smaller of it and the step's budget."""
