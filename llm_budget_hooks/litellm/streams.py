@@ -257,7 +257,14 @@ def _metered_class(kind: type) -> type:
 
 
 def _recorded(stream: Any) -> Iterator[Usage]:
-    """What the provider has reported, as far as LiteLLM keeps it from a caller who has not asked for it."""
+    """What the provider has reported and LiteLLM keeps from the caller, who has not asked for it or not come so far.
+
+    A stream may be made of an answer that LiteLLM has whole.
+    """
+    whole = _nested_usage(getattr(stream, "completed_response", None))
+    whole = whole or usage_of(getattr(getattr(stream, "completion_stream", None), "model_response", None))
+    if whole is not None:
+        yield whole
     for chunk in _chunks_of(stream) or ():
         usage = usage_of(chunk) if field(chunk, "usage") is not None else None
         if usage is not None:

@@ -181,6 +181,31 @@ def test_a_sync_stream_books_what_the_provider_reports_unasked(thinking: FakePro
     assert balance(engine) == (THOUGHT, 0)
 
 
+@pytest.mark.parametrize("read", [0, 3, 1000], ids=["unread", "left", "whole"])
+@pytest.mark.parametrize("entry", ["acompletion", "aresponses", "anthropic.messages"])
+def test_an_answer_that_litellm_has_whole_and_streams_falsely_is_booked_whole(
+    entry: str, read: int, thinking: FakeProvider, capped: MakeEngine
+) -> None:
+    """The provider is asked without a stream, so it has made all of it: 10 in at $150, 400 out at $600 a million."""
+    engine = capped()
+    asked = at(thinking, model="openai/o1-pro", stream=True, **{} if entry == "aresponses" else {"max_tokens": 1000})
+    if entry == "aresponses":
+        asked["input"] = asked.pop("messages")
+    ask = litellm.anthropic.messages.acreate if entry == "anthropic.messages" else getattr(litellm, entry)
+
+    async def leave() -> None:
+        stream = await ask(**asked)
+        for _ in range(read):
+            if await anext(stream, None) is None:
+                break
+
+    asyncio.run(leave())
+    gc.collect()
+    assert wait_settled(5)
+    assert [request.stream for request in thinking.requests] == [False]
+    assert balance(engine) == (Decimal("0.2415"), 0)
+
+
 def test_streams_of_thinking_models_do_not_pass_a_limit(thinking: FakeProvider, capped: MakeEngine) -> None:
     engine = capped({**DOLLARS, "limit": "$0.05"}, estimate="bound")
 
