@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from llm_budget_hooks.engine.outage import Outage, Unsent
 from llm_budget_hooks.engine.rebuilding import recover
-from llm_budget_hooks.engine.refusals import Stage, killed, refusal, with_ends
+from llm_budget_hooks.engine.refusals import Stage, killed, refusal, rules_to_come, with_ends
 from llm_budget_hooks.engine.reservation import Reservation
 from llm_budget_hooks.engine.settings import Changes, LiveSettings, live
 from llm_budget_hooks.engine.trail import WARNED, Trail, refusal_text, refused_event, unique
@@ -37,14 +37,17 @@ from llm_budget_hooks.plan import Plan, Planner
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import (
+    MAX_AMOUNT,
     Command,
     Ending,
+    Failure,
     Finish,
     Meter,
     Mode,
     Once,
     OnceAnswer,
     Post,
+    Reserve,
     Reserved,
     Rule,
     Sampled,
@@ -408,7 +411,7 @@ class Planning:
 
         An account can have reached its limit by a hold that expired or a settle elsewhere, which nobody is told of.
         """
-        error = self._refused(call, plan, answer, stage)
+        error = yield from self._refused(call, plan, answer, stage)
         yield from self._turned_away(call, error)
         if answer.failures and not self._outage.active:
             reached = {failure.index: failure.spent for failure in answer.failures}
@@ -417,15 +420,33 @@ class Planning:
             yield from self._alert(shape, keys, spent, call, answer.now_ms)
         return error
 
-    def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Exception:
+    def _refused(self, call: Call, plan: Plan, answer: Reserved, stage: Stage = "call") -> Steps[Exception]:
         if answer.verdict == Verdict.CONFLICT:
             return ReservationConflict(plan.id)
         if answer.verdict == Verdict.ENDED:
             return AlreadyResolved(plan.id, _STATE[State(answer.state)])
         rules = plan.command.shape.rules
-        failures = with_ends(answer.failures, rules, self._planner.ends(call.tenant, answer.now_ms))
+        failures = yield from self._with_ends(call, plan.command, answer)
         windows = self._planner.windows(call.tenant)
         return refusal(call, self.policy, rules, failures, windows, answer.now_ms, stage)
+
+    def _with_ends(self, call: Call, command: Reserve, answer: Reserved) -> Steps[tuple[Failure, ...]]:
+        """The failures of a refusal; where a limit ends before there is room, the store is asked by the next one."""
+        rules = command.shape.rules
+        ends = self._planner.ends(call.tenant, answer.now_ms)
+        if self._outage.active or not any(rules[failure.index].budget in ends for failure in answer.failures):
+            return answer.failures
+        later = Shape(rules_to_come(rules, ends))
+        try:
+            found: Reserved = yield replace(
+                command, id="", mode=Mode.CHECK, shape=later, history="", since_ms=MAX_AMOUNT, actual=""
+            )
+        except StoreUnavailable as error:
+            _log.debug("When a limit that ends leaves room was not found: %s", error)
+            return answer.failures
+        if found.verdict not in (Verdict.ADMITTED, Verdict.REFUSED):
+            return answer.failures
+        return with_ends(answer.failures, found.failures, rules, ends)
 
     def _resend(self, batches: int = 2**31) -> Steps[None]:
         sent = bool(self._pending)

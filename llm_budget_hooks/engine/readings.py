@@ -54,7 +54,8 @@ class Readings(Planning):
         estimate = to_decimal(plan.estimate_nusd)
         if answer.verdict == Verdict.ADMITTED:
             return Outcome(True, None, estimate)
-        return Outcome(False, cast("BudgetExceeded", self._refused(call, plan, answer)), estimate)
+        refused = yield from self._refused(call, plan, answer)
+        return Outcome(False, cast("BudgetExceeded", refused), estimate)
 
     def _read(self, plan: Callable[[int], tuple[Read, Any]]) -> Steps[tuple[Balances, Read, Any]]:
         now = given = self._given_ms()

@@ -13,7 +13,7 @@ from llm_budget_hooks.errors import BudgetExceeded, Code
 from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
 from llm_budget_hooks.models import Call, Policy, instant
 from llm_budget_hooks.money import format_usd, to_decimal
-from llm_budget_hooks.transitions import Failure, Meter, Rule
+from llm_budget_hooks.transitions import NO_LIMIT, Failure, Meter, Rule
 from llm_budget_hooks.windows import Window
 
 _CODES: dict[int, Code] = {
@@ -77,35 +77,42 @@ def refusal(
     )
 
 
+Ends = Mapping[str, tuple[int, int]]
+"""By budget, when the limit of now ends, and which one is in its place then; 0: none."""
+
+
+def rules_to_come(rules: tuple[Rule, ...], ends: Ends) -> tuple[Rule, ...]:
+    """The rules of a call's shape with the limits that come after those of now."""
+    return tuple(replace(rule, limit=_to_come(rule, ends[rule.budget][1])) if rule.budget in ends else rule
+                 for rule in rules)  # fmt: skip
+
+
+def _to_come(rule: Rule, limit: int) -> int:
+    if not limit:
+        return NO_LIMIT
+    return limit * rule.limit // rule.base if rule.base else limit  # a soft cutoff stretches both alike
+
+
 def with_ends(
-    failures: Iterable[Failure], rules: tuple[Rule, ...], ends: Mapping[str, tuple[int, int]]
+    failures: Iterable[Failure], to_come: Iterable[Failure], rules: tuple[Rule, ...], ends: Ends
 ) -> tuple[Failure, ...]:
     """The failures with the instants at which there is room, where a limit is another one from some instant on.
 
     Args:
         failures: of the rules, as the store found them by the limits of now.
+        to_come: the same by the limits that come after them.
         rules: of the call's shape.
-        ends: by budget, when the limit of now ends, and which one is in its place then; 0: none.
+        ends: when those of now end.
     """
-    return tuple(
-        _with_end(failure, rules[failure.index], *ends[rules[failure.index].budget])
-        if rules[failure.index].budget in ends
-        else failure
-        for failure in failures
-    )
-
-
-def _with_end(failure: Failure, rule: Rule, until_ms: int, limit: int) -> Failure:
-    if 0 < failure.retry_ms <= until_ms:
-        return failure
-    later = limit * rule.limit // rule.base if rule.base else limit  # a soft cutoff stretches both alike
-    if not limit or failure.spent + failure.reserved + failure.requested <= later:
-        retry_ms = until_ms
-    elif failure.requested > later:
-        retry_ms = 0
-    else:
-        retry_ms = max(failure.retry_ms, failure.resets_ms, until_ms)
-    return replace(failure, retry_ms=retry_ms)
+    later = {failure.index: failure.retry_ms for failure in to_come}
+    found = []
+    for failure in failures:
+        until_ms = ends.get(rules[failure.index].budget, (0, 0))[0]
+        if until_ms and not 0 < failure.retry_ms < until_ms:
+            retry_ms = later.get(failure.index, until_ms)
+            failure = replace(failure, retry_ms=max(retry_ms, until_ms) if retry_ms else 0)
+        found.append(failure)
+    return tuple(found)
 
 
 def killed(switch: Killed, tenant: str | None) -> BudgetExceeded:

@@ -75,16 +75,18 @@ def let_in_when_it_was_said(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    began, st.sampled_from(("minute", "hour", "day", "fixed:24h")), st.integers(1, 4), st.integers(1, 4),
-    st.integers(0, 4), st.integers(1, 4), st.integers(1, 50 * 3_600_000),
+    began, st.sampled_from(("minute", "hour", "day", "fixed:24h", "rolling:24h")), st.integers(1, 4), st.integers(1, 4),
+    st.lists(st.integers(0, 3), max_size=4), st.integers(1, 4), st.integers(1, 50 * 3_600_000),
 )  # fmt: skip
 def test_a_limit_that_was_set_until_some_instant_is_counted_with(
-    start: datetime, window: str, limit: int, override: int, spent: int, size: int, until_ms: int
+    start: datetime, window: str, limit: int, override: int, spent: list[int], size: int, until_ms: int
 ) -> None:
     now = [start.replace(microsecond=0)]
     budget = {"name": "cap", "scope": "tenant", "window": window, "limit": limit}
     with BudgetEngine.open("memory://", {"budgets": [budget]}, clock=lambda: now[0]) as engine:
-        engine.charge(sized(spent), cost=spent, force=True)
+        for amount in spent:
+            engine.charge(sized(amount), cost=amount, force=True)
+            now[0] += timedelta(minutes=7)
         engine.override("cap", override, tenant="acme", expires_at=now[0] + timedelta(milliseconds=until_ms))
         refused = engine.check(sized(size)).refusal
         if refused is None:
