@@ -156,10 +156,12 @@ class StoreUnavailable(BudgetExceeded):
     Attributes:
         sent: whether the store may have got the command.
         lost: whether its balances were lost or set back.
+        unwritten: whether it answers, and only takes nothing that is to be written.
     """
 
     sent = True
     lost = False
+    unwritten = False
 
     def __init__(self, message: str, **facts: Any) -> None:
         facts.setdefault("public_message", "Service is busy. Try again in a moment.")

@@ -79,6 +79,7 @@ class Outage:
 
     Attributes:
         active: whether the store was away when it was last asked.
+        unwritten: whether it answered and took nothing that was to be written, so that an answer alone is no end.
         waiting: whether something has to be done before the store is asked as usual.
     """
 
@@ -94,7 +95,7 @@ class Outage:
         self._journal = journal if mode != "deny" else None
         self.on_degraded = on_degraded
         self._alone: tuple[int, MemoryStore] | None = None
-        self.active = False
+        self.active = self.unwritten = False
         self.waiting = self._journal is not None and self._journal.waiting()
 
     @property
@@ -130,7 +131,7 @@ class Outage:
 
     def begin(self, error: StoreUnavailable, now_ms: int) -> bool:
         """Take note that the store is away; True if it was not before."""
-        self.waiting = True
+        self.waiting, self.unwritten = True, error.unwritten
         if self._journal is not None:
             try:
                 self._journal.trouble(now_ms)

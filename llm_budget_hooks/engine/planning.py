@@ -188,7 +188,8 @@ class Planning:
                 answer: Reserved = yield plan.command
             except BaseException as error:  # noqa: BLE001 - what it means is decided there
                 return plan, self._unreached(plan, error)
-            if self._outage.active:
+            wrote = answer.verdict == Verdict.ADMITTED and mode != Mode.CHECK
+            if self._outage.active and (wrote or not self._outage.unwritten):
                 self._restored()
             if answer.verdict == Verdict.STALE:
                 yield from self._refresh()

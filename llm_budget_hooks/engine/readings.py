@@ -84,7 +84,7 @@ class Readings(Planning):
             self._away(error)
             _, lines = self._planner.read(tenant, user, self.now_ms())
             return [_unread(line.budget) for line in lines]
-        if self._outage.active:
+        if self._outage.active and not self._outage.unwritten:
             self._restored()
         return [_status(line, balance) for line, balance in zip(lines, answer.accounts, strict=True)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llm_budget_hooks import BudgetEngine, Call, StoreUnavailable
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, StoreUnavailable
 from llm_budget_hooks.stores.redis.codec import READ
 from llm_budget_hooks.testing import DelayProxy, RedisServer
 
@@ -150,3 +150,22 @@ def test_what_a_store_cannot_have_got_is_not_taken_back_when_it_returns(trouble:
         before = scripts_run(server)
         assert passes(engine)
         assert scripts_run(server) - before <= 4  # one call went to a connection that was gone; scripts were forgotten
+
+
+def test_a_store_that_reads_and_does_not_write_is_one_outage_and_ends_with_a_write() -> None:
+    full = Call(model="m", user="full", amount="900")
+    told: list[object] = []
+    by_user = {**POLICY, "budgets": [{"scope": "user", "limit": "$900", "window": "day"}]}
+    with RedisServer() as server, BudgetEngine.open(server.url, by_user, on_degraded=told.append) as engine:
+        engine.charge(full, cost="900")
+        server.command("REPLICAOF", "127.0.0.1", "1")
+        for _ in range(5):
+            with pytest.raises(BudgetExceeded, match="limit"):
+                engine.reserve(full)  # which the store can tell without a write
+            assert not passes(engine)
+            engine.status("default", "full")
+        assert len(told) == 1
+        assert engine.degraded
+        server.command("REPLICAOF", "NO", "ONE")
+        assert passes(engine)
+        assert not engine.degraded

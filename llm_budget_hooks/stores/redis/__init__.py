@@ -251,7 +251,8 @@ class RedisStore:
         self._breaker.failed(began_s)
         trouble = _trouble(error, self._timeout_s)
         told = StoreUnavailable(f"The store at {self._topology.name} {trouble} Nothing is held.")
-        told.sent = not (getattr(error, "unsent", False) or _refused(error))
+        told.unwritten = _unwritten(error)
+        told.sent = not (getattr(error, "unsent", False) or told.unwritten or isinstance(error, _REFUSALS))
         return told
 
 
@@ -262,10 +263,9 @@ def _wrote(command: Command, answer: Any) -> bool:
     return type(command) is Finish and answer.ended <= Ended.LATE
 
 
-def _refused(error: exceptions.RedisError) -> bool:
-    """Whether a server has said that it ran no script, or ended one at its first write."""
-    ended = isinstance(error, exceptions.ResponseError) and any(word in str(error) for word in ("READONLY", "OOM"))
-    return ended or isinstance(error, _REFUSALS)
+def _unwritten(error: exceptions.RedisError) -> bool:
+    """Whether a server has ended a script at its first write."""
+    return isinstance(error, exceptions.ResponseError) and any(word in str(error) for word in ("READONLY", "OOM"))
 
 
 def _forbidden(error: object) -> bool:
