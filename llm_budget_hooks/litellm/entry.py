@@ -282,8 +282,10 @@ def _attempt(
     Raises:
         BudgetRefused: an earlier attempt of the request was refused, and the policy lets no cheaper model pass.
     """
-    engine = engine_in_charge()
-    if engine is None or _held(kwargs) is not None:
+    engine, held, logged = engine_in_charge(), _held(kwargs), kwargs.get("litellm_logging_obj")
+    if held is not None:
+        held.logs(logged)
+    if engine is None or held is not None:
         return None
     asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
     request = request_of(asked)
@@ -296,7 +298,6 @@ def _attempt(
     proxied = PROXY_REQUEST.get()
     if proxied is not None:
         attempt.offer = proxied.take()
-    logged = kwargs.get("litellm_logging_obj")
     attempt.logs(logged)
     if logged is not None:
         # LiteLLM's queues may keep what it logs by long after the call.

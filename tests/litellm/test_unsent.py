@@ -112,6 +112,18 @@ def test_a_call_whose_answer_cannot_be_read_is_charged(
     assert balance(engine) == (2 * once, 0)
 
 
+def test_an_answer_that_cannot_be_read_inside_another_entry_point_is_charged(junk: str, capped: MakeEngine) -> None:
+    """Google's leads to a chat that LiteLLM logs by an object of its own."""
+    engine = capped(IN_FLIGHT, DOLLARS)
+    contents = [{"role": "user", "parts": [{"text": "hi"}]}]
+    asked = {"model": "openai/gpt-4o-mini", "contents": contents, "api_base": junk, "api_key": "test"}
+    with pytest.raises(Exception, match=r"."):
+        asyncio.run(litellm.agenerate_content(**asked))
+    spent, held = balance(engine)
+    assert spent > 0
+    assert held == 0
+
+
 @pytest.mark.parametrize("options", ["x", True, 5, ["x"]], ids=repr)
 def test_stream_options_that_are_none_are_left_to_litellm(
     options: Any, provider: FakeProvider, capped: MakeEngine
