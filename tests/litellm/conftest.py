@@ -31,7 +31,6 @@ FOREIGN = (
     "ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",
     "ignore:Accessing the 'model_(computed_)?fields' attribute:DeprecationWarning",
     "ignore:There is no current event loop:DeprecationWarning",
-    "ignore:.*:pytest.PytestUnraisableExceptionWarning",
     "ignore:unclosed:ResourceWarning",
 )
 CALLS_10 = {"scope": "global", "meter": "calls", "limit": 10, "window": "day", "name": "calls"}
