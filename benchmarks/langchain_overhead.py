@@ -1,6 +1,6 @@
 """What the LangChain handler adds to a call: interleaved pairs with and without it, on a fake model in memory.
 
-    python benchmarks/langchain_overhead.py [--pairs 500] [--store memory://]
+    python benchmarks/langchain_overhead.py [--short] [--pairs 500] [--store memory://]
 
 Prints the median of the paired differences with its 95 % confidence interval, and for a stream of 200 chunks the
 median ratio with its own. Exits with 1 if a figure is above its target even at the near end of its interval.
@@ -11,7 +11,6 @@ engine's own reserve and settle.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import sys
@@ -21,10 +20,12 @@ from itertools import count
 from statistics import median
 from typing import Any
 
+from figures import Figure, closed, options
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from rounds import interval
 
 from llm_budget_hooks import BudgetEngine, Call, Usage
 from llm_budget_hooks.langchain import BudgetCallbackHandler
@@ -66,15 +67,6 @@ class Model(BaseChatModel):
             yield chunk
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The median and its 95 % confidence interval, by order statistics."""
-    ordered = sorted(values)
-    reach = 0.98 * len(ordered) ** 0.5
-    low = max(int(len(ordered) / 2 - reach), 0)
-    high = min(int(len(ordered) / 2 + reach), len(ordered) - 1)
-    return median(ordered), ordered[low], ordered[high]
-
-
 class Nothing(BaseCallbackHandler):
     """What LangChain takes for any handler at all."""
 
@@ -109,10 +101,11 @@ async def timed(form: Callable[[Any], Awaitable[Any]], config: Any) -> float:
 
 async def main() -> int:
     """Measure, print, and judge."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--pairs", type=int, default=500)
-    options.add_argument("--store", default="memory://")
-    given = options.parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--pairs", type=int, help="else 500, or 200")
+    parser.add_argument("--store", default="memory://")
+    given = parser.parse_args()
+    times = given.pairs or (200 if given.short else 500)
     if not given.store.startswith("memory"):
         CLOCK[0] = time.perf_counter_ns
     engine, model = BudgetEngine.open(given.store, POLICY), Model()
@@ -136,26 +129,28 @@ async def main() -> int:
             engine.settle(engine.reserve(call), usage=Usage(input_tokens=12, output_tokens=20))
 
     numbers, nothing = count(), {**bare, "callbacks": [Nothing()]}
-    judged("any handler, invoke", await pairs(invoke, bare, nothing, given.pairs), None, ratio=False)
-    judged("reserve and settle", await pairs(engine_alone, bare, capped, given.pairs), None, ratio=False)
-    missed = [
-        judged("invoke", await pairs(invoke, bare, capped, given.pairs), 100.0, ratio=False),
-        judged("ainvoke", await pairs(ainvoke, bare, capped, given.pairs), 120.0, ratio=False),
-        judged("astream, 200 chunks", await pairs(astream, bare, capped, given.pairs // 4), 1.5, ratio=True),
+    found = [
+        more("any handler, invoke", await pairs(invoke, bare, nothing, times)),
+        more("reserve and settle alone", await pairs(engine_alone, bare, capped, times)),
+        more("handler, invoke", await pairs(invoke, bare, capped, times), 40.0),
+        more("handler, ainvoke", await pairs(ainvoke, bare, capped, times), 120.0),
+        of_a_stream(await pairs(astream, bare, capped, times // 4), 1.5),
     ]
-    return int(any(missed))
+    return closed(found, "What the handler adds to a call of LangChain", given.json)
 
 
-def judged(name: str, times: list[tuple[float, float]], target: float | None, *, ratio: bool) -> bool:
-    """Print one line; whether the target, if there is one, is missed beyond doubt."""
-    middle, low, high = interval([two / one if ratio else two - one for one, two in times])
-    unit, digits = (" x", 2) if ratio else (" us more", 0)
-    without = median(one for one, _ in times)
-    print(
-        f"{name:20} {middle:.{digits}f}{unit} ({low:.{digits}f} to {high:.{digits}f}, {len(times)} pairs), "
-        f"{without:.0f} us without" + (f"; target {target:g}{unit}" if target is not None else "")
-    )
-    return target is not None and low > target
+def more(what: str, times: list[tuple[float, float]], most: float | None = None) -> Figure:
+    """What the second of each pair takes longer."""
+    without = f"{median(one for one, _ in times):,.0f} µs without, {len(times)} pairs"
+    middle, low, high = interval([two - one for one, two in times])
+    return Figure("langchain", what, middle, "µs more", without, most, low=low, high=high)
+
+
+def of_a_stream(times: list[tuple[float, float]], most: float) -> Figure:
+    """How many times as long the second of each pair takes."""
+    without = f"{median(one for one, _ in times):,.0f} µs without, {len(times)} pairs"
+    middle, low, high = interval([two / one for one, two in times])
+    return Figure("langchain", f"handler, astream of {CHUNKS} chunks", middle, "x", without, most, low=low, high=high)
 
 
 if __name__ == "__main__":

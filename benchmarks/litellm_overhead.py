@@ -1,6 +1,6 @@
 """What the callback adds to ``litellm.acompletion``: interleaved rounds against a fake provider on loopback.
 
-    python benchmarks/litellm_overhead.py [--rounds 400] [--store memory://] [--profile]
+    python benchmarks/litellm_overhead.py [--short] [--rounds 400] [--store memory://] [--profile]
 
 Each round makes one call bare, one with a CustomLogger that does nothing, and one with the callback, in an order that
 turns. Prints the median of the paired ratios to the bare call, with its 95 % confidence interval by order statistics.
@@ -9,7 +9,6 @@ Exits with 1 if the callback's is above its target even at the near end of the i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import cProfile
 import gc
@@ -18,13 +17,16 @@ import os
 import pstats
 import sys
 import time
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
+from figures import Figure, closed, options
 from litellm.integrations.custom_logger import CustomLogger
+from rounds import interval
 
 from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.litellm import BudgetCallback
@@ -67,25 +69,13 @@ async def rounds(ways: dict[str, list[Any]], asked: dict[str, Any], count: int) 
     return found
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The median and its 95 % confidence interval, by order statistics."""
-    ordered = sorted(values)
-    reach = 0.98 * len(ordered) ** 0.5
-    low = max(int(len(ordered) / 2 - reach), 0)
-    high = min(int(len(ordered) / 2 + reach), len(ordered) - 1)
-    return median(ordered), ordered[low], ordered[high]
-
-
-def show(found: list[dict[str, float]]) -> bool:
-    """Print a line for each way; whether the target is missed beyond doubt."""
-    print(f"{BARE:20} {median(times[BARE] for times in found):7.0f} us, {len(found)} rounds")
-    low = 0.0
-    for name in (LOGGER, CAPPED):
+def figures(found: list[dict[str, float]]) -> Iterator[Figure]:
+    """What each way takes beside the bare call, from the pairs of each round."""
+    beside = f"bare acompletion: {median(times[BARE] for times in found):,.0f} µs, {len(found)} rounds"
+    for name, most in ((LOGGER, None), (CAPPED, TARGET)):
         middle, low, high = interval([times[name] / times[BARE] for times in found])
-        more, least, most = interval([times[name] - times[BARE] for times in found])
-        print(f"{name:20} {middle:7.3f} x ({low:.3f} to {high:.3f}), {more:+.0f} us ({least:+.0f} to {most:+.0f})")
-    print(f"target of {CAPPED}: {TARGET:g} x")
-    return low > TARGET
+        more = median(times[name] - times[BARE] for times in found)
+        yield Figure("litellm", f"{name}: {more:+,.0f} µs", middle, "x", beside, most, low=low, high=high)
 
 
 async def profiled(callbacks: list[Any], asked: dict[str, Any], count: int) -> None:
@@ -100,11 +90,12 @@ async def profiled(callbacks: list[Any], asked: dict[str, Any], count: int) -> N
 
 def main() -> int:
     """Measure, print, and judge."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=400)
-    options.add_argument("--store", default="memory://")
-    options.add_argument("--profile", action="store_true")
-    given = options.parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, help="else 400, or 100")
+    parser.add_argument("--store", default="memory://")
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    count = given.rounds or (100 if given.short else 400)
     logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)
     ways = {BARE: [], LOGGER: [CustomLogger()], CAPPED: [BudgetCallback(BudgetEngine.open(given.store, POLICY))]}
     with FakeProvider() as provider:
@@ -114,9 +105,10 @@ def main() -> int:
             "metadata": {"tenant": "acme", "user": "u1"},
         }  # fmt: skip
         if given.profile:
-            asyncio.run(profiled(ways[CAPPED], asked, given.rounds))
+            asyncio.run(profiled(ways[CAPPED], asked, count))
             return 0
-        return int(show(asyncio.run(rounds(ways, asked, given.rounds))))
+        found = list(figures(asyncio.run(rounds(ways, asked, count))))
+    return closed(found, "What the callback adds to a call of LiteLLM", given.json)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import redis
 
 from llm_budget_hooks import BudgetEngine, Call, Usage
+from llm_budget_hooks.stores.redis.connections import SyncConnections
 
 MODEL = "made-up"
 USAGE = {"input_tokens": 1_000, "cached_input_tokens": 200, "output_tokens": 300}
@@ -77,6 +79,26 @@ def bare_evalsha(client: Any, script: str = "return 1") -> Operation:
     """One script over redis-py's own client."""
     sha = client.script_load(script)
     return lambda: client.evalsha(sha, 1, "reference")
+
+
+def empty_pair(client: Any, one: Operation) -> Operation:
+    """Scripts that do nothing, with the very arguments that the scripts of a pair have."""
+    sent: list[tuple[Any, ...]] = []
+    evaluate = SyncConnections.evaluate
+
+    def recorded(self: SyncConnections, script: Any, root: str, arguments: Any) -> object:
+        sent.append((root, *arguments))
+        return evaluate(self, script, root, arguments)
+
+    with patch.object(SyncConnections, "evaluate", recorded):
+        one()
+    sha = client.script_load("return 1")
+
+    def both() -> None:
+        for arguments in sent:
+            client.evalsha(sha, 1, *arguments)
+
+    return both
 
 
 def client_of(url: str) -> Any:

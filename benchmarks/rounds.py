@@ -47,6 +47,15 @@ def ratio(one: Timed, other: Timed) -> float:
     return one.us / other.us
 
 
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median and its 95 % confidence interval, by order statistics."""
+    ordered = sorted(values)
+    reach = 0.98 * len(ordered) ** 0.5
+    low = max(int(len(ordered) / 2 - reach), 0)
+    high = min(int(len(ordered) / 2 + reach), len(ordered) - 1)
+    return median(ordered), ordered[low], ordered[high]
+
+
 def _round(operation: Operation, times: int) -> float:
     started = time.perf_counter_ns()
     for _ in range(times):
