@@ -9,14 +9,14 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
+from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.keys import digest
 from llm_budget_hooks.ledger import Ledger, every
 from llm_budget_hooks.models.trail import Run
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.pricing import PriceBook
-from llm_budget_hooks.pricing.names import provider_of, relaxed
 from llm_budget_hooks.reconcile.books import Billed, Books
+from llm_budget_hooks.reconcile.owners import Owners
 from llm_budget_hooks.reconcile.values import WEB_SEARCH
 
 _DAY: Final = timedelta(days=1)
@@ -43,6 +43,8 @@ class Line:
         final: False while the provider may still add to the day; such a line is not flagged.
         provider: whose books they are; None: of any.
         corrections: how many corrections of this line the ledger has.
+        owed: dollars that `book` books for it: the difference of a line that is flagged; 0 where the books cannot
+            know, as they have no amount of its day or model.
     """
 
     day: date
@@ -54,6 +56,7 @@ class Line:
     final: bool
     provider: str | None = None
     corrections: int = 0
+    owed: Decimal = Decimal(0)
 
     @property
     def difference(self) -> Decimal:
@@ -83,9 +86,11 @@ class Reconciliation:
 
     Attributes:
         lines: by day and model.
+        doubt: why nothing of it can be booked; empty where it can.
     """
 
     lines: tuple[Line, ...]
+    doubt: str = ""
 
     @property
     def flagged(self) -> tuple[Line, ...]:
@@ -95,7 +100,10 @@ class Reconciliation:
 
 @dataclass(slots=True)
 class _Side:
-    """What one side has of a model on a day; None where it does not say."""
+    """What one side has of a model on a day; None where it does not say.
+
+    `stated` is whether there is an amount at all, `owners` whose it is.
+    """
 
     cost: Decimal = Decimal(0)
     unknown: Decimal = Decimal(0)
@@ -105,7 +113,9 @@ class _Side:
     outputs: int | None = None
     batch: bool = False
     tool: bool = False
+    stated: bool = False
     corrections: int = 0
+    owners: set[str] = field(default_factory=set)
 
     def add(self, name: str, count: int | None) -> None:
         if count is not None:
@@ -113,36 +123,6 @@ class _Side:
 
 
 _Sides = dict[tuple[date, str], _Side]
-
-
-@dataclass(slots=True)
-class _Names:
-    """Which names mean the same model, and whose model it is."""
-
-    prices: PriceBook
-    known: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def of(self, model: str) -> tuple[str, str]:
-        """The model without provider and date, and LiteLLM's name of the provider, empty if it is not known."""
-        found = self.known.get(model)
-        if found is None:
-            try:
-                price = self.prices.price(model)
-                name = model if price.source == "genai-prices" else price.model
-                provider = provider_of(price.provider or "")
-            except PriceUnknown:
-                name, provider = model, ""
-            bare = " ".join(name.rpartition("/")[2].lower().replace(": ", ":").split())
-            found = self.known[model] = min((bare, *relaxed(bare)), key=len), provider
-        return found
-
-    def searched(self, model: str, run: Run) -> int:
-        """What the web searches of a run cost, in nano-dollars, as far as its price is known."""
-        try:
-            fee = self.prices.price(model).at(run.at_ms).searches_nusd(run.searches)
-        except PriceUnknown:
-            return 0
-        return min(fee, max(run.booked_nusd, 0))
 
 
 def reconcile(
@@ -173,31 +153,51 @@ def reconcile(
     """
     if not since < until or tolerance < 0:
         raise ConfigurationError("a span is a first day and a later one; a tolerance is not below 0")
-    names = _Names(PriceBook() if prices is None else prices)
-    billed = _billed((line for line in books.lines(since, until) if since <= line.day < until), names)
-    ours = _ours(ledger, names, since, until, _Owned(books.provider, names, frozenset(name for _, name in billed)))
+    owners = Owners(PriceBook() if prices is None else prices)
+    said = _Said(
+        books.provider, _billed((line for line in books.lines(since, until) if since <= line.day < until), owners)
+    )
+    ours = _ours(ledger, owners, since, until, said)
     moment = datetime.now(UTC) if now is None else now
     lines = []
-    for key in sorted(ours.keys() | billed.keys()):
+    for key in sorted(ours.keys() | said.sides.keys()):
         final = datetime(key[0].year, key[0].month, key[0].day, tzinfo=UTC) + _DAY + _LATE <= moment
-        line = _line(key, ours.get(key, _Side()), billed.get(key, _Side()), tolerance, final)
+        line = _line(key, ours.get(key, _Side()), said, tolerance, final)
         lines.append(replace(line, provider=books.provider))
-    return Reconciliation(tuple(lines))
+    return Reconciliation(tuple(lines), said.doubt(ours))
 
 
-@dataclass(frozen=True, slots=True)
-class _Owned:
-    """Which calls the books are about: all, or those of one provider and of models that nobody knows the owner of."""
+@dataclass
+class _Said:
+    """What the books say, and what they can be about: all calls, or those of one provider and of models that nobody
+    knows the owner of. Where nobody says whose they are, it is those of the models and the providers that they name.
+    """
 
     provider: str | None
-    names: _Names
-    billed: frozenset[str]
+    sides: _Sides
 
-    def has(self, model: str) -> bool:
-        name, owner = self.names.of(model)
-        return self.provider in (None, owner) or (not owner and name in self.billed)
+    def __post_init__(self) -> None:
+        stated = [key for key, side in self.sides.items() if side.stated]
+        self.days = {day for day, _ in stated}
+        self.priced = {name for _, name in stated}
+        self.models = {name for _, name in self.sides}
+        self.owners = {owner for side in self.sides.values() for owner in side.owners if owner}
 
-    def corrected(self, reason: str, sides: _Sides) -> tuple[date, str] | None:
+    def has(self, name: str, owner: str) -> bool:
+        """Whether they are about the calls of a model by a provider."""
+        if self.provider is not None:
+            return self.provider == owner or (not owner and name in self.models)
+        return name in self.models or owner in self.owners or not self.sides
+
+    def silence(self, key: tuple[date, str]) -> str:
+        """Why they say nothing of a line; empty where they do. Books with the model on other days have it as 0."""
+        side = self.sides.get(key)
+        if key[0] not in self.days:
+            return "the books have no amount of this day"
+        known = key[1] in self.priced if side is None else side.stated
+        return "" if known else "the books have no amount of this model"
+
+    def corrected(self, reason: str, ours: _Sides) -> tuple[date, str] | None:
         """The line of these books that a correction was about, if it was about one."""
         found = _CORRECTION.match(reason)
         if found is None:
@@ -208,38 +208,60 @@ class _Owned:
             return None
         if found["provider"] and self.provider:
             return key if found["provider"] == self.provider else None
-        return key if self.provider is None or key in sides or key[1] in self.billed else None
+        return key if key in ours or key[1] in self.models or not self.sides else None
+
+    def doubt(self, ours: _Sides) -> str:
+        """Why nothing can be booked by these books."""
+        if not self.days:
+            return "The books have no amount of this span, and that is no bill of nothing; nothing is booked"
+        if self.provider is not None:
+            return ""
+        meant: dict[str, set[str]] = {}
+        for (_, name), side in self.sides.items():
+            meant.setdefault(name, set()).update(side.owners)
+        for (_, name), side in sorted(ours.items()):
+            if others := side.owners - meant.get(name, side.owners):
+                whose = " and ".join(other or "a provider that is not known" for other in sorted(others))
+                return (
+                    f"It cannot be told whose books these are: the ledger has calls of {name} by {whose}. "
+                    "Name their provider (--provider); nothing is booked"
+                )
+        return ""
 
 
-def _billed(lines: Iterable[Billed], names: _Names) -> _Sides:
+def _billed(lines: Iterable[Billed], owners: Owners) -> _Sides:
     sides: _Sides = {}
     for line in lines:
-        side = sides.setdefault((line.day, line.model if line.tool else names.of(line.model)[0]), _Side())
+        name, owner = (line.model, None) if line.tool else owners.of(line.model)
+        side = sides.setdefault((line.day, name), _Side())
         side.cost += line.cost or 0
+        side.stated |= line.cost is not None
         side.batch |= line.batch
         side.tool |= line.tool
-        for name, count in (("requests", line.requests), ("inputs", line.input_tokens)):
-            side.add(name, count)
+        side.owners |= set() if owner is None else {owner}
+        for count_name, count in (("requests", line.requests), ("inputs", line.input_tokens)):
+            side.add(count_name, count)
         side.add("cached", line.cached_input_tokens)
         side.add("outputs", line.output_tokens)
     return sides
 
 
-def _ours(ledger: Ledger, names: _Names, since: date, until: date, owned: _Owned) -> _Sides:
+def _ours(ledger: Ledger, owners: Owners, since: date, until: date, said: _Said) -> _Sides:
     sides: _Sides = {}
     day = since
     while day < until:
         begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
         for run in every(ledger.runs, since=begins, until=begins + _DAY):
-            model = run.served or run.model
-            if owned.has(model):
-                side = sides.setdefault((day, names.of(model)[0]), _Side())
+            name, owner = owners.of_run(run)
+            if said.has(name, owner):
+                side = sides.setdefault((day, name), _Side())
+                side.owners.add(owner)
                 _add(side, run)
-                if run.searches and WEB_SEARCH in owned.billed:
-                    _move(names.searched(model, run), side, sides.setdefault((day, WEB_SEARCH), _Side()))
+                if run.searches and WEB_SEARCH in said.models:
+                    _move(owners.searched(run), side, sides.setdefault((day, WEB_SEARCH), _Side()))
         day += _DAY
     for correction in every(ledger.adjustments):
-        key = owned.corrected(correction.reason, sides)
+        key = said.corrected(correction.reason, sides)
         if key is not None and since <= key[0] < until:
             side = sides.setdefault(key, _Side())
             side.cost += to_decimal(correction.booked_nusd)
@@ -266,10 +288,13 @@ def _add(side: _Side, run: Run) -> None:
     side.add("outputs", run.output_tokens)
 
 
-def _line(key: tuple[date, str], ours: _Side, billed: _Side, tolerance: Decimal, final: bool) -> Line:
+def _line(key: tuple[date, str], ours: _Side, said: _Said, tolerance: Decimal, final: bool) -> Line:
+    billed = said.sides.get(key, _Side())
     off = abs(billed.cost - ours.cost) > tolerance * billed.cost if billed.cost > 0 else billed.cost != ours.cost
-    cause = "" if not off else _cause(ours, billed) if final else "the day may still grow"
-    return Line(*key, ours.cost, billed.cost, cause, off and final, final, corrections=ours.corrections)
+    silence = said.silence(key)
+    cause = "" if not off else (silence or _cause(ours, billed)) if final else "the day may still grow"
+    owed = billed.cost - ours.cost if off and final and not silence else Decimal(0)
+    return Line(*key, ours.cost, billed.cost, cause, off and final, final, corrections=ours.corrections, owed=owed)
 
 
 def _cause(ours: _Side, billed: _Side) -> str:

@@ -152,3 +152,17 @@ def test_a_correction_by_the_books_of_one_provider_is_none_of_anothers(shared: C
         assert reconcile(engine.ledger, bill, DAY, NEXT, now=LATER).flagged == ()
     both = Written(Billed(DAY, "gpt-4o", Decimal("1.50")))
     assert reconcile(engine.ledger, both, DAY, NEXT, now=LATER).flagged == ()
+
+
+def test_what_is_owed_is_booked_before_what_is_taken_back(shared: Callable[[], BudgetEngine]) -> None:
+    engine = shared()
+    engine.charge(Call(model="gpt-4o-mini"), cost="0.20")
+    engine.flush()
+    bill = Written(
+        Billed(DAY, "gpt-4o", Decimal(0)), Billed(DAY, "gpt-4o-mini", Decimal(0)), Billed(DAY, "o3", Decimal(1)),
+        provider="openai",
+    )  # fmt: skip
+    engine.adjust(cost="-0.50", reason="a gift")
+    assert book(engine, reconcile(engine.ledger, bill, DAY, NEXT, now=LATER)) == Decimal("0.4")
+    assert engine.status()[0].spent == Decimal("0.5")
+    assert reconcile(engine.ledger, bill, DAY, NEXT, now=LATER).flagged == ()

@@ -1,0 +1,158 @@
+"""What books do not speak of: days, models and providers, of which nothing is ever taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books_server import BooksServer, openai_bucket, openai_usage, paged
+from ledgers import DAY, NEXT, NOON, Written
+
+from llm_budget_hooks import BudgetEngine, Call
+from llm_budget_hooks.errors import ConfigurationError
+from llm_budget_hooks.reconcile import Billed, Books, OpenAIBooks, book, reconcile
+
+RULES = {"budgets": [{"name": "all", "scope": "global", "limit": "$50", "window": "month"}]}
+LATER = NOON + timedelta(days=10)
+END = date(2026, 11, 4)
+
+
+class Owner:
+    """Somebody who has calls in a ledger and books their bills."""
+
+    def __init__(self, store: str, folder: Path, rules: dict[str, Any]) -> None:
+        self.now = NOON
+        self.engine = BudgetEngine.open(
+            store, RULES | rules, clock=lambda: self.now, ledger=f"sqlite:///{folder / 'ledger.db'}"
+        )
+
+    def call(self, model: str, cost: str, *, day: date = DAY, served: str | None = None) -> None:
+        self.now = NOON + (day - DAY)
+        self.engine.settle(self.engine.reserve(Call(model=model, amount="0.50")), cost=cost, model=served)
+
+    def compare(self, books: Books) -> Any:
+        self.engine.flush()
+        return reconcile(self.engine.ledger, books, DAY, END, now=LATER, prices=self.engine.prices)
+
+    def book(self, books: Books) -> Decimal:
+        return book(self.engine, self.compare(books))
+
+    @property
+    def spent(self) -> Decimal:
+        return self.engine.status()[0].spent
+
+
+@pytest.fixture
+def owner(shared_url: str, tmp_path: Path) -> Iterator[Callable[..., Owner]]:
+    with ExitStack() as opened:
+
+        def make(**rules: Any) -> Owner:
+            made = Owner(shared_url, tmp_path, rules)
+            opened.callback(made.engine.close)
+            return made
+
+        yield make
+
+
+def test_books_without_a_row_are_no_statement_and_nothing_is_booked(
+    owner: Callable[..., Owner], server: BooksServer
+) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.40")
+    nothing = paged([openai_bucket(1793491200)])
+    server.routes = {f"/v1/organization/{each}": nothing for each in ("costs", "usage/completions", "usage/embeddings")}
+    books = OpenAIBooks("sk", server.url)
+    (line,) = one.compare(books).flagged
+    assert (line.cause, line.owed) == ("the books have no amount of this day", 0)
+    with pytest.raises(ConfigurationError, match=r"no amount of this span.*nothing is booked"):
+        one.book(books)
+    assert one.spent == Decimal("0.4")
+
+
+def test_use_without_any_cost_is_no_bill_of_nothing(owner: Callable[..., Owner], server: BooksServer) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.40")
+    used = paged([openai_bucket(1793491200, openai_usage("gpt-4o", 1, 1000, 100))])
+    server.routes = {
+        "/v1/organization/costs": paged([openai_bucket(1793491200)]),
+        "/v1/organization/usage/completions": used, "/v1/organization/usage/embeddings": paged([]),
+    }  # fmt: skip
+    with pytest.raises(ConfigurationError, match="nothing is booked"):
+        one.book(OpenAIBooks("sk", server.url))
+    assert one.spent == Decimal("0.4")
+
+
+def test_days_and_models_without_a_row_are_not_taken_back(owner: Callable[..., Owner]) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.40")
+    one.call("gpt-4o", "0.30", day=NEXT)
+    one.call("gpt-4o-mini", "0.20")
+    bill = Written(Billed(DAY, "gpt-4o", Decimal("0.35")), provider="openai")
+    flagged = {(line.day, line.model): (line.cause, line.owed) for line in one.compare(bill).flagged}
+    assert flagged == {
+        (DAY, "gpt-4o"): ("not known", Decimal("-0.05")),
+        (DAY, "gpt-4o-mini"): ("the books have no amount of this model", 0),
+        (NEXT, "gpt-4o"): ("the books have no amount of this day", 0),
+    }
+    assert one.book(bill) == Decimal("-0.05")
+    assert one.spent == Decimal("0.85")
+    assert one.book(bill) == 0
+
+
+def test_a_model_that_the_books_have_on_other_days_only_is_billed_nothing(owner: Callable[..., Owner]) -> None:
+    one = owner()
+    one.call("gpt-4o-mini", "0.20", day=NEXT)
+    bill = Written(Billed(DAY, "gpt-4o-mini", Decimal("0.20")), Billed(NEXT, "gpt-4o", Decimal(1)), provider="openai")
+    assert {(line.day, line.model): line.owed for line in one.compare(bill).flagged} == {
+        (DAY, "gpt-4o-mini"): Decimal("0.2"), (NEXT, "gpt-4o"): 1, (NEXT, "gpt-4o-mini"): Decimal("-0.2"),
+    }  # fmt: skip
+
+
+def test_books_of_nobody_named_are_compared_with_what_they_speak_of(owner: Callable[..., Owner]) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.40")
+    one.call("claude-sonnet-4-5", "0.30")
+    one.call("bedrock/anthropic.claude-3-haiku-20240307-v1:0", "0.20")
+    bill = Written(Billed(DAY, "gpt-4o-2024-08-06", Decimal("0.35")))
+    assert [line.model for line in one.compare(bill).lines] == ["gpt-4o"]
+    assert one.book(bill) == Decimal("-0.05")
+    assert one.spent == Decimal("0.85")
+
+
+@pytest.mark.parametrize(
+    ("calls", "model"),
+    [
+        (("gpt-4o", "azure/gpt-4o"), "gpt-4o"),
+        (("azure/gpt-4o",), "gpt-4o"),
+        (("gpt-4o",), "azure/gpt-4o"),
+        (("openrouter/openai/gpt-4o",), "gpt-4o"),
+    ],
+)
+def test_whose_bill_it_is_has_to_be_said_where_it_cannot_be_told(
+    owner: Callable[..., Owner], calls: tuple[str, ...], model: str
+) -> None:
+    one = owner()
+    for name in calls:
+        one.call(name, "0.40")
+    with pytest.raises(ConfigurationError, match=r"whose books these are.*--provider.*nothing is booked"):
+        one.book(Written(Billed(DAY, model, Decimal("0.1"))))
+    assert one.spent == Decimal("0.4") * len(calls)
+
+
+def test_a_call_is_its_providers_whatever_model_it_names_and_whoever_prices_it(tmp_path: Path) -> None:
+    price = {"input": "1", "output": "2"}
+    one = Owner("memory://", tmp_path, {"prices": {"azure/gpt-4o": price, "gpt-4o": price, "azure/eu-4o": price}})
+    one.call("azure/gpt-4o", "0.40", served="gpt-4o-2024-08-06")
+    one.call("azure/eu-4o", "0.30", served="gpt-4o")
+    one.call("openrouter/openai/gpt-4o", "0.20", served="openai/gpt-4o")
+    one.call("gpt-4o", "0.10")
+    bill = Billed(DAY, "gpt-4o", Decimal("0.1"))
+    for provider, ours in (("openai", "0.1"), ("azure", "0.7"), ("openrouter", "0.2")):
+        (line,) = one.compare(Written(bill, provider=provider)).lines
+        assert line.ledger == Decimal(ours), provider
+    one.engine.close()
