@@ -29,6 +29,7 @@ from llm_budget_hooks.errors import AlreadyResolved, BudgetExceeded, Configurati
 from llm_budget_hooks.langchain.batches import abandoned_batch, join_batch
 from llm_budget_hooks.langchain.calls import Start, call_of, hold_id, step_of
 from llm_budget_hooks.langchain.opened import Opened
+from llm_budget_hooks.langchain.providers import may_use_litellm
 from llm_budget_hooks.langchain.refusal import BudgetRefused, refused
 from llm_budget_hooks.langchain.retries import stop_retries
 from llm_budget_hooks.langchain.runs import Root, Runs, enter
@@ -268,7 +269,8 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         except BudgetExceeded:
             self._abandon()
             raise
-        opened = Opened(run, reservation, root, open_ticket(self.engine), announced)
+        ticket = open_ticket(self.engine) if may_use_litellm(start.metadata) else None
+        opened = Opened(run, reservation, root, ticket, announced)
         if start.prompts > 1:
             opened.batch = join_batch(opened, start.prompts)
             # A refusal at the end of one prompt would lose the answers and the ends of the others.

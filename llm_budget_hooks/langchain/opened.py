@@ -35,7 +35,7 @@ class Opened:
         run: the model run, as a number.
         reservation: its hold.
         root: the root run it belongs to.
-        ticket: covers the request that it makes from being held twice.
+        ticket: covers the request that it makes from being held twice; None where LiteLLM cannot see that.
         task: that runs it, if it is awaited and has not ended.
         life: ends when nothing refers to the run any more.
         batch: the prompts of the same `generate`; None if it is the only one.
@@ -62,7 +62,9 @@ class Opened:
         "ticket",
     )
 
-    def __init__(self, run: int, reservation: Reservation, root: Root, ticket: Ticket, announced: object) -> None:
+    def __init__(
+        self, run: int, reservation: Reservation, root: Root, ticket: Ticket | None, announced: object
+    ) -> None:
         self.run = run
         self.reservation = reservation
         self.root = root
@@ -107,7 +109,8 @@ class Opened:
             self._ended = final
         if not starting:
             self.announced = None
-            self.ticket.close()
+            if self.ticket is not None:
+                self.ticket.close()
         if self.task is not None and self._on_done is not None:
             self.task.remove_done_callback(self._on_done)
             self.task = None

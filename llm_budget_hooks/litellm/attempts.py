@@ -235,11 +235,15 @@ class Attempt:
 def ended_by(error: BaseException, *, unsent: bool = False) -> Ending:
     """How an attempt ended that failed: a provider's error bills nothing, a cut or a timeout may have.
 
+    Nobody makes another attempt after a cancellation, or where a stream is left.
+
     Args:
         error: what it failed with.
         unsent: it was not handed over to be sent, for all that is known.
     """
-    return Ending(release=isinstance(error, Exception) and was_not_billed(error, unsent=unsent), failed=True)
+    if not isinstance(error, Exception):
+        return Ending()
+    return Ending(release=was_not_billed(error, unsent=unsent), failed=True)
 
 
 def was_not_billed(error: Exception, *, unsent: bool = False) -> bool:

@@ -1,0 +1,153 @@
+"""Which LiteLLM request the hold of a LangChain run pays for: the one it makes, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import litellm
+import pytest
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_litellm import ChatLiteLLM
+from runs_under_test import CALLS, OPEN, WHO, Engines, Models, budget, config, cost
+from typing_extensions import override
+
+from llm_budget_hooks.langchain import BudgetCallbackHandler
+from llm_budget_hooks.litellm import BudgetCallback, BudgetRefused
+from llm_budget_hooks.testing import FakeProvider
+
+# LiteLLM's own: its types, its logging queue when an event loop ends, and the connections that it keeps.
+pytestmark = [
+    pytest.mark.filterwarnings(rule)
+    for rule in (
+        "ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",
+        "ignore:Accessing the 'model_(computed_)?fields' attribute:DeprecationWarning",
+        "ignore:Pydantic serializer warnings:UserWarning",
+        "ignore:coroutine .*(Logging|ServiceLogging|async_|close).* was never awaited:RuntimeWarning",
+        "ignore:There is no current event loop:DeprecationWarning",
+        "ignore:unclosed:ResourceWarning",
+        "ignore:Exception ignored in.*(socket|Transport|coroutine):pytest.PytestUnraisableExceptionWarning",
+    )
+]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    """Leave no hooks behind in this process."""
+    yield
+    for callback in list(litellm.callbacks):
+        if isinstance(callback, BudgetCallback):
+            callback.uninstall()
+    litellm.callbacks = []
+
+
+def _asked(provider: FakeProvider) -> dict[str, Any]:
+    return {
+        "model": "openai/gpt-4o-mini",
+        "messages": [{"role": "user", "content": "hi"}],
+        "api_base": provider.base_url,
+        "api_key": "test",
+        "max_tokens": 50,
+    }
+
+
+def test_a_stream_of_another_client_pays_for_no_litellm_call_beside_it(
+    engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines({**CALLS, "limit": 99}, OPEN)
+    litellm.callbacks = [BudgetCallback(engine)]
+
+    async def main() -> None:
+        stream = models(stream_usage=True).astream("hi", config(BudgetCallbackHandler(engine)))
+        await anext(stream)
+        await litellm.acompletion(**_asked(provider), metadata=WHO)
+        async for _ in stream:
+            pass
+
+    asyncio.run(main())
+    engine.flush()
+    assert provider.count == 2
+    assert budget(engine, "calls").spent == 2
+    assert budget(engine, "spend").spent == 2 * cost(100, 20)
+    assert not budget(engine, "open").reserved
+
+
+def test_the_kill_switch_stops_a_litellm_call_beside_a_stream(
+    engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines(OPEN)
+    litellm.callbacks = [BudgetCallback(engine)]
+    stream = models(stream_usage=True).stream("hi", config(BudgetCallbackHandler(engine)))
+    next(stream)
+    engine.kill(tenant="acme", reason="stop", by="test")
+    with pytest.raises(BudgetRefused):
+        litellm.completion(**_asked(provider), metadata=WHO)
+    list(stream)
+    assert provider.count == 1
+
+
+@pytest.mark.parametrize("through", ["openai", "litellm"])
+def test_a_call_that_timed_out_pays_for_no_later_litellm_call(
+    through: str, engines: Engines, models: Models, provider: FakeProvider
+) -> None:
+    engine = engines({**CALLS, "limit": 99})
+    litellm.callbacks = [BudgetCallback(engine)]
+    lite = ChatLiteLLM(model="openai/gpt-4o-mini", api_base=provider.base_url, api_key="test", max_tokens=50)
+    model = models() if through == "openai" else lite
+    provider.hang_next()
+
+    async def main() -> None:
+        try:
+            async with asyncio.timeout(None) as deadline:
+                run = asyncio.ensure_future(asyncio.to_thread(provider.wait_for, 1))
+                run.add_done_callback(lambda _: deadline.reschedule(0))
+                await model.ainvoke("hi", config(BudgetCallbackHandler(engine)))
+        except TimeoutError:
+            pass
+        await litellm.acompletion(**_asked(provider), metadata=WHO)
+
+    asyncio.run(main())
+    engine.flush()
+    assert provider.count == 2
+    assert budget(engine, "calls").spent == 2
+
+
+class _Unknown(BaseChatModel):
+    """A model of nobody's package, which reaches its provider through LiteLLM."""
+
+    asked: dict[str, Any]
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "unknown"
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        answer: Any = litellm.completion(**self.asked)
+        text, used = answer.choices[0].message.content, answer.usage
+        counts: Any = {"input_tokens": used.prompt_tokens, "output_tokens": used.completion_tokens}
+        message = AIMessage(text, usage_metadata={**counts, "total_tokens": used.total_tokens})
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def test_a_model_of_an_unknown_package_may_go_through_litellm_and_is_billed_once(
+    engines: Engines, provider: FakeProvider
+) -> None:
+    engine = engines({**CALLS, "limit": 99}, prices={"unknown": {"input": "$0.15", "output": "$0.60"}})
+    litellm.callbacks = [BudgetCallback(engine)]
+    _Unknown(asked=_asked(provider)).invoke("hi", config(BudgetCallbackHandler(engine)))
+    engine.flush()
+    assert provider.count == 1
+    assert budget(engine, "calls").spent == 1
+    assert budget(engine, "calls", "default", "").spent == 0
