@@ -14,6 +14,7 @@ from langchain_core.embeddings import Embeddings
 from typing_extensions import override
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
+from llm_budget_hooks.engine.causes import begun
 from llm_budget_hooks.engine.tickets import open_ticket
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.langchain.opened import http_status
@@ -89,12 +90,12 @@ class BudgetedEmbeddings(Embeddings):
 
     @contextmanager
     def _held(self, texts: Sequence[str]) -> Iterator[None]:
-        held = self._reserve(texts)
+        held, number = self._reserve(texts), begun()
         ticket = open_ticket(self.engine)
         try:
             yield
         except BaseException as error:
-            if http_status(error) is None:
+            if http_status(error, number) is None:
                 self.engine.settle(held)
             else:
                 self.engine.release(held)

@@ -12,6 +12,7 @@ from uuid import UUID
 from weakref import ref
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
+from llm_budget_hooks.engine.causes import begun, causes
 from llm_budget_hooks.engine.tickets import Ticket
 from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.langchain.batches import Batch
@@ -43,6 +44,7 @@ class Opened:
             is open, that tells a second handler from a second call which uses the same run id.
         before, depth: the call that used the same run id before and has not ended, and how many there are.
         passed: the end that the call above this one has taken.
+        number: the place of its start among all starts; says of what an error was raised from whether it came before.
     """
 
     __slots__ = (
@@ -54,6 +56,7 @@ class Opened:
         "before",
         "depth",
         "life",
+        "number",
         "passed",
         "reservation",
         "root",
@@ -76,6 +79,7 @@ class Opened:
         self.passed: object = _NOTHING
         self.task: asyncio.Task[Any] | None = None
         self.life: ref[UUID] | None = None
+        self.number = begun()
         self._on_done: Callable[[Any], None] | None = None
         self._provisional = False
         self._ended = False
@@ -135,7 +139,7 @@ class Opened:
         Returns:
             whether that was its final end; False if nothing is known but that what it holds may be spent.
         """
-        if http_status(error) is not None and not outcome.output_tokens:
+        if http_status(error, self.number) is not None and not outcome.output_tokens:
             if self.claim(final=True):
                 engine.release(self.reservation)
             return True
@@ -162,18 +166,17 @@ class Opened:
         return to_decimal(price.cost_nusd(usage)) > self.reservation.estimate
 
 
-def http_status(error: BaseException) -> int | None:
+def http_status(error: BaseException, number: int) -> int | None:
     """The provider's HTTP status of 400 and above; None if it did not answer, or says that it timed out.
 
     LiteLLM gives lost connections a status of its own making, so what was raised below decides.
+
+    Args:
+        error: what the call failed with.
+        number: what `begun` gave the call.
     """
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        if any(word in kind.__name__ for kind in type(at).__mro__ for word in _UNANSWERED):
-            return None
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    if any(word in kind.__name__ for at in causes(error, number) for kind in type(at).__mro__ for word in _UNANSWERED):
+        return None
     status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) and 400 <= status < 600 and status != _TIMEOUT else None
 

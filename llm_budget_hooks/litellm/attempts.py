@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
@@ -17,6 +16,7 @@ import httpx
 from litellm.exceptions import APIConnectionError, APIError, Timeout
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation
+from llm_budget_hooks.engine.causes import begun, causes
 from llm_budget_hooks.engine.tickets import Ticket, claim, unclaim
 from llm_budget_hooks.errors import BudgetExceeded
 from llm_budget_hooks.litellm.clamped import clamped, refuse_below_minimum
@@ -29,9 +29,7 @@ from llm_budget_hooks.litellm.usage import served_model, usage_of
 from llm_budget_hooks.models import Call, Usage
 
 _log = logging.getLogger("llm_budget_hooks")
-_NUMBERS: Final = itertools.count()
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
-_DEPTH: Final = 12
 _HANDED_OVER: Final = "api_call_start_time"
 _UNSENT: Final = "_llm_budget_unsent"
 
@@ -66,6 +64,7 @@ class Attempt:
         offer: a hold that was taken for this request before; it is used if it pays for this attempt.
         logged_by: tells which object of LiteLLM logs it.
         hides_usage: the usage of the stream was not asked for by the caller.
+        number: the place of its start among all starts.
         inner: the streams that LiteLLM makes this attempt's stream of.
         waiting: a provider is being waited for, so that the hold is renewed.
         renewed_s: when the hold was taken or renewed, by `time.monotonic`.
@@ -83,6 +82,7 @@ class Attempt:
         "inner",
         "kind",
         "logged_by",
+        "number",
         "offer",
         "renewed_s",
         "reservation",
@@ -100,7 +100,8 @@ class Attempt:
         self.inner: list[Any] = []
         self.waiting = True
         self.renewed_s = time.monotonic()
-        self._name = f"litellm-{next(_NUMBERS)}"
+        self.number = begun()
+        self._name = f"litellm-{self.number}"
         self._lock = threading.Lock()
         self._logged: list[tuple[Any, Any]] = []
         self._open = True
@@ -223,7 +224,7 @@ class Attempt:
         if unsent:
             with suppress(AttributeError, TypeError):
                 setattr(error, _UNSENT, True)
-        return ended_by(error, unsent=unsent)
+        return ended_by(error, self.number, unsent=unsent)
 
     def answered(self, response: Any) -> Ending:
         """How it ended with this answer."""
@@ -232,27 +233,28 @@ class Attempt:
         return Ending(usage=usage, cost=cost, model=served_model(response))
 
 
-def ended_by(error: BaseException, *, unsent: bool = False) -> Ending:
+def ended_by(error: BaseException, number: int, *, unsent: bool = False) -> Ending:
     """How an attempt ended that failed: a provider's error bills nothing, a cut or a timeout may have.
 
     Nobody makes another attempt after a cancellation, or where a stream is left.
 
     Args:
         error: what it failed with.
+        number: the attempt's.
         unsent: it was not handed over to be sent, for all that is known.
     """
     if not isinstance(error, Exception):
         return Ending()
-    return Ending(release=was_not_billed(error, unsent=unsent), failed=True)
+    return Ending(release=was_not_billed(error, number, unsent=unsent), failed=True)
 
 
-def was_not_billed(error: Exception, *, unsent: bool = False) -> bool:
+def was_not_billed(error: Exception, number: int, *, unsent: bool = False) -> bool:
     """Whether an error says that the provider has billed nothing: an HTTP 4xx or 5xx but 408, or never sent.
 
     LiteLLM makes an APIConnectionError of its own mistakes with the arguments too, before there is a connection, and
     a status of 500 of an answer that it cannot read, which the provider has billed.
     """
-    chain = list(_causes(error))
+    chain = causes(error, number)
     if any(isinstance(cause, _NEVER_SENT) for cause in chain):
         return True
     if isinstance(error, (asyncio.TimeoutError, Timeout)) or _cut(chain):
@@ -270,12 +272,3 @@ def _is_unreadable(chain: list[BaseException]) -> bool:
 
 def _cut(chain: list[BaseException]) -> bool:
     return any(isinstance(cause, (httpx.TransportError, ConnectionError, TimeoutError)) for cause in chain)
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in found and len(found) < _DEPTH:
-        found.append(following)
-        following = following.__cause__ or following.__context__
-    return found

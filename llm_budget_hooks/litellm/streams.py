@@ -101,10 +101,10 @@ class Meter:
                 self._report(usage)
         complete = isinstance(error, (StopIteration, StopAsyncIteration))
         if error is not None and not complete and not self._texts and self._reported is None:
-            return ended_by(error)
+            return ended_by(error, self.attempt.number)
         if complete and self._reported is not None and self._was_reported(stream):
             return Ending(usage=self._reported, model=self._model)
-        return Ending(failed=not complete and error is not None, usage=self._guessed(), model=self._model)
+        return Ending(failed=not complete and isinstance(error, Exception), usage=self._guessed(), model=self._model)
 
     def _read(self, event: Any) -> None:
         usage = usage_of(event) or _nested_usage(event)

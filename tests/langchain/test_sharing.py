@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import litellm
+import openai
 import pytest
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
-from langchain_litellm import ChatLiteLLM
+from langchain_litellm import ChatLiteLLM, LiteLLMEmbeddings
 from langgraph.graph import START, MessagesState, StateGraph
 from runs_under_test import CALLS, OPEN, UTTERANCES, WHO, Engines, Models, budget, config, cost
 
 from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, Usage
-from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused, install, uninstall
+from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetedEmbeddings, BudgetRefused, install, uninstall
 from llm_budget_hooks.langchain.bounded import Bounded
 from llm_budget_hooks.litellm import BudgetCallback
 from llm_budget_hooks.testing import FakeProvider
@@ -134,6 +135,60 @@ def test_litellms_lost_connections_are_charged_and_its_errors_are_not(
     with pytest.raises(Exception, match="onnection"):
         lite.invoke("hi", config(BudgetCallbackHandler(engine)))
     assert budget(engine, "spend").spent > 0
+    assert not budget(engine, "open").reserved
+
+
+def _time_out() -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("form", ["invoke", "stream", "ainvoke", "astream"])
+@pytest.mark.parametrize("through", ["openai", "litellm"])
+def test_what_the_caller_was_handling_says_nothing_about_the_call(
+    through: str, form: str, engines: Engines, models: Models, lite: ChatLiteLLM, provider: FakeProvider
+) -> None:
+    engine = engines(OPEN)
+    model = models(stream_usage=True) if through == "openai" else lite.model_copy(update={"max_retries": 0})
+    run = config(BudgetCallbackHandler(engine))
+
+    async def awaited() -> None:
+        try:
+            _time_out()
+        except TimeoutError:
+            if form == "ainvoke":
+                await model.ainvoke("hi", run)
+            async for _ in model.astream("hi", run):
+                pass
+
+    def blocking() -> None:
+        try:
+            _time_out()
+        except TimeoutError:
+            _ = model.invoke("hi", run) if form == "invoke" else list(model.stream("hi", run))
+
+    provider.fail_next(status=400)
+    with pytest.raises(openai.BadRequestError):
+        asyncio.run(awaited()) if form.startswith("a") else blocking()
+    assert provider.count == 1
+    assert budget(engine, "spend").spent == 0
+    assert not budget(engine, "open").reserved
+
+
+def test_what_the_caller_was_handling_says_nothing_about_embeddings(engines: Engines, provider: FakeProvider) -> None:
+    engine = engines(OPEN)
+    inner = LiteLLMEmbeddings(model="openai/text-embedding-3-small", api_base=provider.base_url, api_key="test")
+
+    def handling() -> None:
+        try:
+            _time_out()
+        except TimeoutError:
+            BudgetedEmbeddings(inner, engine).embed_query("hi")
+
+    provider.fail_next(status=400)
+    with engine.utterance(**WHO), pytest.raises(openai.BadRequestError):
+        handling()
+    assert provider.count == 1
+    assert budget(engine, "spend").spent == 0
     assert not budget(engine, "open").reserved
 
 

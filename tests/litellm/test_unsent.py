@@ -156,3 +156,33 @@ def test_arguments_that_do_not_fit_leave_no_hold(provider: FakeProvider, capped:
     with pytest.raises(TypeError):
         litellm.completion("gpt-4o", MESSAGES, **at(provider))
     assert (provider.count, balance(engine), balance(engine, "open")[1]) == (0, (0, 0), 0)
+
+
+def _time_out() -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("awaits", [False, True], ids=["blocking", "awaited"])
+def test_what_the_caller_was_handling_says_nothing_about_the_call(
+    awaits: bool, streams: bool, provider: FakeProvider, capped: MakeEngine
+) -> None:
+    engine = capped(IN_FLIGHT, DOLLARS)
+    asked = _asked(provider, stream=streams)
+
+    async def awaited() -> None:
+        try:
+            _time_out()
+        except TimeoutError:
+            await litellm.acompletion(**asked)
+
+    def blocking() -> None:
+        try:
+            _time_out()
+        except TimeoutError:
+            litellm.completion(**asked)
+
+    provider.fail_next(status=429)
+    with pytest.raises(litellm.RateLimitError):
+        asyncio.run(awaited()) if awaits else blocking()
+    assert (provider.count, balance(engine), balance(engine, "open")[1]) == (1, (0, 0), 0)
