@@ -40,12 +40,12 @@ class Clock:
         self.now += timedelta(seconds=seconds)
 
 
-def engine_on(url: str, rolling: str = "60s", clock: Clock | None = None) -> BudgetEngine:
+def engine_on(url: str, rolling: str = "60s", clock: Clock | None = None, timeout: str = "30s") -> BudgetEngine:
     """An engine with five budgets that are never reached."""
     policy = {
         "prices": {MODEL: {"input": "1", "cached_input": "0.1", "output": "10"}},
         "reservation_timeout": "24h",
-        "store_timeout": "30s",
+        "store_timeout": timeout,
         "budgets": [
             {"scope": "global", "limit": "$5000000", "window": "month"},
             {"scope": "tenant", "limit": "$5000000", "window": "month"},

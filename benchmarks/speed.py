@@ -71,10 +71,10 @@ def parsed() -> argparse.Namespace:
     return given
 
 
-def pin(core: int) -> None:
-    """Keep this process on one core, so that a server on the other has that to itself."""
+def pin(*cores: int) -> None:
+    """Keep this process on a core, so that a server on the other has that to itself."""
     if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
-        os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(0, cores)
 
 
 def taken(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Iterator[Figure]:
