@@ -27,7 +27,7 @@ from pairs import MODEL
 from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.testing import RedisServer, available_servers
 
-ENDED_MOST, HOLD_MOST, USER_MOST = 200, 1_000, 600
+ENDED_MOST, HOLD_MOST, USER_MOST = 200, 1_100, 600
 BUDGETS: list[dict[str, Any]] = [
     {"scope": "global", "limit": "$5000000", "window": "month"},
     {"scope": "tenant", "limit": "$5000000", "window": "month"},

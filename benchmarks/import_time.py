@@ -1,4 +1,7 @@
-"""What `import llm_budget_hooks` costs above `import pydantic`, in seconds of CPU and as a ratio, in one run."""
+"""Measures what `import llm_budget_hooks` costs above `import pydantic`, in CPU time of processes that take turns.
+
+python benchmarks/import_time.py [--short]
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,26 @@ import subprocess
 import sys
 from statistics import median
 
-PAIRS = 7
+from figures import Figure, closed, options
+
+MOST_MS = 300.0
 
 
-def seconds_of(code: str) -> float:
-    """What a process of its own takes for some imports, in seconds of CPU."""
+def ms_of(code: str) -> float:
+    """What a process of its own takes for some imports, in ms of CPU."""
     measure = f"import time; t = time.process_time(); {code}; print(time.process_time() - t)"
     run = [sys.executable, "-c", measure]
-    return float(subprocess.run(run, check=True, capture_output=True, text=True, timeout=60).stdout)
+    return float(subprocess.run(run, check=True, capture_output=True, text=True, timeout=60).stdout) * 1e3
 
 
-def main() -> None:
-    """Print the medians of interleaved pairs."""
-    pairs = [
-        (seconds_of("import pydantic, redis"), seconds_of("import pydantic"), seconds_of("import llm_budget_hooks"))
-        for _ in range(PAIRS)
-    ]
-    redis, pydantic, ours = (median(column) for column in zip(*pairs, strict=True))
-    print(f"pydantic {pydantic:.3f} s, with redis {redis:.3f} s, llm_budget_hooks {ours:.3f} s")
-    print(f"more than pydantic: {ours - pydantic:.3f} s (wanted: under 0.3 s), {ours / pydantic:.2f} times")
+def main() -> int:
+    """Take the medians of turns, and judge."""
+    given = options(__doc__).parse_args()
+    turns = [(ms_of("import llm_budget_hooks"), ms_of("import pydantic")) for _ in range(3 if given.short else 7)]
+    ours, pydantic = (median(column) for column in zip(*turns, strict=True))
+    figure = Figure("import", "llm_budget_hooks", ours - pydantic, "ms", f"above pydantic: {pydantic:.0f} ms", MOST_MS)
+    return closed([figure], "What importing the package costs", given.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

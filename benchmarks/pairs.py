@@ -17,6 +17,7 @@ from unittest.mock import patch
 import redis
 
 from llm_budget_hooks import BudgetEngine, Call, Usage
+from llm_budget_hooks.keys import digest
 from llm_budget_hooks.stores.redis.connections import SyncConnections
 
 MODEL = "made-up"
@@ -73,6 +74,26 @@ def pair(engine: BudgetEngine, users: int, seed: int = 1) -> Operation:
         engine.settle(held, usage=Usage(**USAGE))  # type: ignore[arg-type]  # counts only
 
     return reserve_and_settle
+
+
+def planning(engine: BudgetEngine) -> Operation:
+    """What is done for a call before the store is asked."""
+    call, planner = call_of(0), engine._planner
+    now = engine.now_ms()
+    return lambda: planner.plan(call, now)
+
+
+def hashing() -> Operation:
+    """The digests of a call's tenant, user and id."""
+    call = call_of(0)
+    tenant, user = str(call.tenant), str(call.user)
+
+    def three() -> None:
+        digest("t", tenant)
+        digest("u", tenant, user)
+        digest("h", user)
+
+    return three
 
 
 def bare_evalsha(client: Any, script: str = "return 1") -> Operation:

@@ -58,6 +58,11 @@ class Benchmark:
 
 ALL = (
     Benchmark("speed", "reserve + settle on each store, and growth"),
+    Benchmark("throughput", "pairs a second of 50 tasks and four processes"),
+    Benchmark("footprint", "bytes of holds, users and tenants"),
+    Benchmark("fanout", "trips to a Redis of an agent's 12 calls"),
+    Benchmark("rivals", "other packages on the same Redis"),
+    Benchmark("import_time", "what importing the package costs"),
     Benchmark("litellm_overhead", "the callback over a bare call of LiteLLM"),
     Benchmark("langchain_overhead", "the handler over a bare call of LangChain"),
     Benchmark("overshoot", "no limit is passed, by tasks, threads and processes that never stop asking", judges=True),

@@ -35,9 +35,11 @@ from pairs import (
     empty_pair,
     engine_on,
     fill,
+    hashing,
     leaving_calls,
     pair,
     past_calls,
+    planning,
 )
 from rounds import Operation, Timed, alternate, ratio
 
@@ -47,6 +49,7 @@ STORES = ("memory", "sqlite", "redis")
 USERS = 1_000
 PAIR, BARE = "reserve + settle", "EVALSHA return 1"
 REDIS_MOST, SERVER_MOST, SQLITE_MOST, MEMORY_MOST, GROWTH_MOST = 4.0, 4.0, 14.0, 100.0, 1.25
+PLANNING_MOST = 10.0
 _ROUNDS, _REPEATS = 200, 5
 _LONG = 20
 _FEW_ROUNDS, _NEARLY_EXACT = 6, 9_000
@@ -98,6 +101,8 @@ def on_memory(folder: Path, stack: ExitStack, repeats: int) -> Iterator[Figure]:
     operations = [(pair(engine, USERS), 5), (bare_increment(), 1_000)]
     mine, bare = alternate(operations, rounds=_ROUNDS, repeats=repeats)
     yield compared("memory", PAIR, mine, bare, "dict increment under a lock", MEMORY_MOST)
+    mine, bare = alternate([(planning(engine), 20), (hashing(), 100)], rounds=_ROUNDS, repeats=repeats)
+    yield compared("memory", "planning a call", mine, bare, "hashing its tenant, user and id", PLANNING_MOST)
 
 
 def on_sqlite(folder: Path, stack: ExitStack, repeats: int) -> Iterator[Figure]:
