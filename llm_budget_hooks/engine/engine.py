@@ -183,13 +183,13 @@ class BudgetEngine(Administration):
             return self.run(self._settle_by_id(reservation, usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
         if self._outage.waiting:
-            return self.run(self._settle_behind(reservation, finish))
+            return self.run(self._settle_behind(reservation, finish, usage))
         try:
             answer: Any = self._ask(finish)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
             return self._unanswered(finish, reservation, error)
         if answer.ended != Ended.SETTLED:
-            return self.run(self._ended(finish, reservation, answer))
+            return self.run(self._ended(finish, reservation, answer, usage))
         if self._near(reservation, answer):
             self.run(self._alert_of(reservation, answer))
         return self._settled(finish, reservation, answer, usage)
@@ -207,13 +207,13 @@ class BudgetEngine(Administration):
             return await self.arun(self._settle_by_id(reservation, usage, cost, model))
         finish = self._settling(reservation, usage, cost, model)
         if self._outage.waiting:
-            return await self.arun(self._settle_behind(reservation, finish))
+            return await self.arun(self._settle_behind(reservation, finish, usage))
         try:
             answer: Any = await self._aask(finish)
         except BaseException as error:  # noqa: BLE001 - what it means is decided there
             return self._unanswered(finish, reservation, error)
         if answer.ended != Ended.SETTLED:
-            return await self.arun(self._ended(finish, reservation, answer))
+            return await self.arun(self._ended(finish, reservation, answer, usage))
         if self._near(reservation, answer):
             await self.arun(self._alert_of(reservation, answer))
         return self._settled(finish, reservation, answer, usage)

@@ -38,6 +38,7 @@ from llm_budget_hooks.models import (
 from llm_budget_hooks.models.calls import checked_cost
 from llm_budget_hooks.models.events import EventKind
 from llm_budget_hooks.models.trail import event_facts, run_actual
+from llm_budget_hooks.money import MAX_CALL_NUSD, MAX_EXACT
 from llm_budget_hooks.plan import Plan
 from llm_budget_hooks.pricing import Price
 from llm_budget_hooks.transitions import (
@@ -165,10 +166,10 @@ class Operations(Answers):
             if plan.command.keys != hold.keys:
                 plan.command.shape, plan.command.keys, plan.command.scopes = hold.shape, hold.keys, hold.scopes
 
-    def _settle_behind(self, held: Reservation, finish: Finish) -> Steps[Settlement]:
+    def _settle_behind(self, held: Reservation, finish: Finish, usage: Usage | None) -> Steps[Settlement]:
         """Settle a hold while there are others to be told of before."""
         answer = yield from self._finish(finish, held)
-        return self._settlement(held, answer, finish.cost_nusd, held._estimate_nusd, finish.final)
+        return self._settlement(held, answer, finish.cost_nusd, held._estimate_nusd, finish.final, usage)
 
     def _settle_by_id(
         self, given: object, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
@@ -190,7 +191,7 @@ class Operations(Answers):
         tokens = usage.total_tokens if usage else None
         finish = Finish(hold_key(id), Ending.SETTLE, terms, known, tokens, final, actual=actual)
         answer = yield from self._finish(finish, None)
-        return self._settlement(id, answer, known, estimate, final)
+        return self._settlement(id, answer, known, estimate, final, usage)
 
     def _settling(
         self, held: Reservation, usage: Usage | None, cost: Decimal | int | str | None, model: str | None
@@ -214,7 +215,9 @@ class Operations(Answers):
     def _samples(self, held: Reservation, usage: Usage | None, known: int | None) -> tuple[tuple[str, int], ...]:
         """What a run adds to its histories: nothing if it was a cache hit, or if its usage is a guess."""
         output, step, answer = held._histories or ("", "", "")
-        if (usage is not None and not usage.exact) or known is None or not (known or (usage and usage.total_tokens)):
+        if known is None or known > MAX_CALL_NUSD or not _is_exact(usage, known):
+            return ()
+        if not (known or (usage and usage.total_tokens)):
             return ()
         costs = [(key, known) for key in (step, answer) if key]
         return ((output, usage.output_tokens), *costs) if output and usage is not None else tuple(costs)
@@ -235,7 +238,8 @@ class Operations(Answers):
                 return None, _NO_REMARKS
         elif served is not None or price.changes:
             price = self.prices.served(price, served, at_ms=at_ms)
-        return price.cost_nusd(usage, asked_tier=tier), price.remarks(usage) if told else _NO_REMARKS
+        cost, remarks = price.cost_nusd(usage, asked_tier=tier), price.remarks(usage) if told else _NO_REMARKS
+        return cost, remarks if cost < MAX_EXACT else (*remarks, "it cost more than is counted")
 
     def _unsent(self, finish: Finish, held: Reservation, error: StoreUnavailable) -> None:
         """Keep a settle that the store did not take, with what it needs to be booked later."""
@@ -292,8 +296,8 @@ class Operations(Answers):
             else:
                 self._keep(command, error)
             return None
-        except BaseException:
-            self._pending.append(command)
+        except BaseException as error:
+            self._keep_unless_broken(command, error)
             raise
         if held is not None:
             if answer.state:
@@ -308,12 +312,17 @@ class Operations(Answers):
     def _unanswered(self, finish: Finish, held: Reservation, error: BaseException) -> Settlement:
         """What a settle returns that the store did not answer: it is kept, and sent again later."""
         if not isinstance(error, StoreUnavailable):
-            self._pending.append(finish)
+            self._keep_unless_broken(finish, error)
             raise error
         self._unsent(finish, held, error)
         return self._settlement(held, None, finish.cost_nusd, held._estimate_nusd, finish.final)
 
-    def _ended(self, finish: Finish, held: Reservation, answer: Finished) -> Steps[Settlement]:
+    def _keep_unless_broken(self, finish: Finish, error: BaseException) -> None:
+        """Keep what was interrupted; what made the store fail would do so each time it is sent."""
+        if not isinstance(error, Exception):
+            self._pending.append(finish)
+
+    def _ended(self, finish: Finish, held: Reservation, answer: Finished, usage: Usage | None) -> Steps[Settlement]:
         """What a settle returns for a hold that was not open; one that the store has forgotten is sent along."""
         given: Finished | None = answer
         if answer.ended == Ended.UNKNOWN:
@@ -324,7 +333,7 @@ class Operations(Answers):
             self._after(finish, held, answer)
             if self._near(held, answer):
                 yield from self._alert_of(held, answer)
-        return self._settlement(held, given, finish.cost_nusd, held._estimate_nusd, finish.final)
+        return self._settlement(held, given, finish.cost_nusd, held._estimate_nusd, finish.final, usage)
 
     def _after(self, finish: Finish, held: Reservation, answer: Finished) -> None:
         """Let the histories, the drain and the observers know that a hold has ended."""
@@ -374,7 +383,7 @@ class Operations(Answers):
         known, estimate = finish.cost_nusd, held._estimate_nusd
         final = finish.final and known is not None
         booked = known if final and known is not None else estimate
-        exact = final and (usage is None or usage.exact)
+        exact = final and _is_exact(usage, known)
         if self._utterances:
             self._tell(held, booked, exact)
         return Settlement(held.id, "settled", booked, estimate, exact)
@@ -386,6 +395,7 @@ class Operations(Answers):
         cost: int | None,
         estimate: int | None,
         final: bool,
+        usage: Usage | None = None,
     ) -> Settlement:
         id = reservation.id if isinstance(reservation, Reservation) else reservation
         if answer is None:
@@ -393,9 +403,9 @@ class Operations(Answers):
         status = _STATUS[answer.ended]
         if answer.ended in _UNCHANGED:
             return Settlement(id, status, None, estimate, differs=answer.differs)
-        booked = cost if final and cost is not None else estimate
-        self._tell(reservation, booked or 0, final and cost is not None)
-        return Settlement(id, status, booked, estimate, final and cost is not None)
+        booked, exact = cost if final and cost is not None else estimate, final and _is_exact(usage, cost)
+        self._tell(reservation, booked or 0, exact)
+        return Settlement(id, status, booked, estimate, exact)
 
     def _tell(self, reservation: Reservation | str, nusd: int, exact: bool) -> None:
         """Let the utterance of this process know what one of its calls cost."""
@@ -442,19 +452,24 @@ class Operations(Answers):
         if answer.verdict != Verdict.ADMITTED:
             raise (yield from self._turn_away(call, plan, answer))
         if scope is not None:
-            scope.end(plan.id, booked)
+            scope.end(plan.id, booked, exact=_is_exact(usage, booked))
         if self._trail.observers:
             self._told("settled", Reservation(call, plan, answer), answer.now_ms, booked, text)
         if self._trail.drain is not None:
             self._trail.drain.poke()
         yield from self._alert(plan.command.shape, plan.command.keys, answer.spent, call, answer.now_ms)
-        return Settlement(plan.id, "settled", booked, booked)
+        return Settlement(plan.id, "settled", booked, booked, _is_exact(usage, booked))
 
 
 def _id_of(reservation: object) -> str:
     if isinstance(reservation, str) and reservation.strip():
         return reservation
     raise ConfigurationError(f"pass the Reservation that reserve returned, or its id, not {reservation!r:.60}")
+
+
+def _is_exact(usage: Usage | None, known: int | None) -> bool:
+    """Whether a cost is the truth: neither from counts that are a guess nor cut to the most that is counted."""
+    return known is not None and known < MAX_EXACT and (usage is None or usage.exact)
 
 
 def _flags(final: bool, known: int | None, remarks: tuple[str, ...]) -> tuple[str, ...]:

@@ -464,7 +464,7 @@ class Planning:
                 break
             try:
                 for number, command in commands:
-                    yield command
+                    yield from self._take_or_drop(command)
                     done = number
             finally:
                 if done:
@@ -475,10 +475,20 @@ class Planning:
         while self._pending:
             command = self._pending.popleft()
             try:
-                yield command
+                yield from self._take_or_drop(command)
             except BaseException:
                 self._pending.appendleft(command)
                 raise
+
+    def _take_or_drop(self, command: Command) -> Steps[None]:
+        """Send what is sent later; what no store could take would be in the way of all that comes after it."""
+        try:
+            yield command
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it will be the same the next time
+            words = type(error).__name__, getattr(command, "id", "")
+            _log.error("What the store was to be told later makes it fail (%s), and is dropped: %s", *words)
 
     def _resend_quietly(self) -> Steps[None]:
         try:

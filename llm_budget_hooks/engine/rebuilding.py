@@ -23,6 +23,7 @@ from llm_budget_hooks.models.trail import Entry, Run
 from llm_budget_hooks.plan import Planner
 from llm_budget_hooks.stores.base import Store
 from llm_budget_hooks.transitions import (
+    MAX_AMOUNT,
     Ending,
     Epoch,
     Finish,
@@ -300,7 +301,7 @@ def _raise(store: Store, accounts: dict[str, _Account], planner: Planner, now_ms
     read: Any = store.execute(Read(Shape(rules), keys, ("",), planner.terms, now_ms=now_ms))
     raised = 0
     for (key, account), balance in zip(accounts.items(), read.accounts, strict=True):
-        missing = account.total - balance.spent
+        missing = min(account.total, MAX_AMOUNT) - balance.spent
         if missing > 0:
             raised += 1
             for at_ms, amount in _missing(account, missing):

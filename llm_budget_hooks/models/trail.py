@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from llm_budget_hooks.keys import DEFAULT_TENANT, normalised
 from llm_budget_hooks.models.calls import Usage
+from llm_budget_hooks.money import MAX_EXACT
 
 RunStatus = Literal["settled", "late", "charged", "expired", "released"]
 RUN_KINDS: Final = frozenset({"settled", "charged", "expired", "released"})
@@ -256,9 +257,10 @@ def run_actual(
         served: the model that served, if the provider named one.
         cost_nusd: what it cost; None: no price is known, the estimate is booked.
         usage: what was used, if the provider said.
-        exact: False if the cost is a guess.
+        exact: False if the cost is a guess; one that was cut to what is counted is.
         flags: words for the row, such as ``unpriced``.
     """
+    exact = exact and cost_nusd != MAX_EXACT
     if usage is None:
         return _encode((served, cost_nusd, exact, flags))
     return _encode((

@@ -8,6 +8,7 @@ from math import gcd
 from time import time
 from typing import Final, Literal, Protocol, Self, TypeVar
 
+from llm_budget_hooks.money import MAX_EXACT
 from llm_budget_hooks.pricing.hours import Hours
 from llm_budget_hooks.pricing.rates import (
     PER_NUSD,
@@ -89,7 +90,7 @@ class UsageCounts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of one model. All amounts it gives are nano-dollars, rounded up once.
+    """The price of one model. All amounts it gives are nano-dollars, rounded up once; costs are at most `MAX_EXACT`.
 
     Counts that cannot be are cut to what can: negative ones to 0; in the prompt, cache writes for an hour, other cache
     writes, cached tokens, audio and images, in this order, to what is left of it; in the output, audio, images and then
@@ -212,7 +213,8 @@ class Price:
             total += reasoning * rates.reasoning
         if searches:
             total += (1 if self.searches_once else searches) * self._units.search
-        return -(-total // self._grains)
+        cost = -(-total // self._grains)
+        return cost if cost < MAX_EXACT else MAX_EXACT
 
     def _rare_cost_nusd(self, usage: UsageCounts, rates: Rates) -> int:
         fresh, cached, write, write_1h, heard, seen = _input_parts(usage)
@@ -229,11 +231,12 @@ class Price:
         total += max(usage.file_searches, 0) * units.file_search + max(usage.containers, 0) * units.container
         total += max(usage.input_characters, 0) * units.character
         total += max(usage.input_ms, 0) * units.input_ms + max(usage.output_ms, 0) * units.output_ms
-        return -(-total // self._grains)
+        return min(-(-total // self._grains), MAX_EXACT)
 
     def searches_nusd(self, count: int) -> int:
         """What the web searches of a call cost, without its tokens."""
-        return -(-(min(count, 1) if self.searches_once else count) * self._units.search // self._grains)
+        paid = min(count, 1) if self.searches_once else count
+        return min(-(-paid * self._units.search // self._grains), MAX_EXACT)
 
     def bound_nusd(
         self,

@@ -29,7 +29,7 @@ def roll(cells: Cells, key: str, log: rolling.Log, rule: Rule, now: int) -> None
     gone_ms = now - rule.length_ms
     if log.oldest <= gone_ms:
         total, count, log.oldest = cells.drop(key, gone_ms)
-        log.total -= total
+        log.total = max(log.total - total, 0)
         log.count -= count
         changed = True
     if changed:
@@ -53,9 +53,11 @@ def enter(
 ) -> None:
     """Book an amount at its reserve instant, unless that has left the window, and save the account.
 
-    What is taken back is booked only while what it is about is in the sum, whatever the clock shows.
+    What is taken back is booked only while what it is about is in the sum, whatever the clock shows. The sum stays
+    from 0 to `MAX_AMOUNT`, as what it has no room for is cut.
     """
     length = rule.length_ms
+    amount = max(min(amount, MAX_AMOUNT - log.total), -log.total)
     until = now + length + rolling.width_ms(length) + terms.timeout_ms
     if amount and at_ms > now - length and (amount > 0 or at_ms > log.left_ms):
         if log.count < terms.exact_entries:

@@ -54,7 +54,7 @@ def trim(log: Log, length_ms: int, now_ms: int) -> bool:
     """Drop the slots that have left the window wholly; whether there were any."""
     oldest, count = _oldest_slot(length_ms, now_ms), len(log.slots)
     while log.slots and log.slots[0][0] < oldest:
-        log.total -= log.slots.pop(0)[1]
+        log.total = max(log.total - log.slots.pop(0)[1], 0)
     return len(log.slots) < count
 
 

@@ -106,7 +106,7 @@ local function roll(key, log, length, now)
   while at < #slots do
     local number, sum = unpack_('<dd', slots, at)
     if number >= oldest then break end
-    log[2], at = log[2] - sum, at + 16
+    log[2], at = max(log[2] - sum, 0), at + 16
   end
   if at > 1 then log[6] = string.sub(slots, at) end
   local gone = now - length
@@ -117,6 +117,7 @@ local function roll(key, log, length, now)
       local _, amount = unpack_('<dd', dead[d])
       log[2] = log[2] - amount
     end
+    log[2] = max(log[2], 0)
     log[3] = log[3] - #dead
     call('ZREMRANGEBYSCORE', name, '-inf', upto)
     local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')
@@ -148,8 +149,10 @@ local function coarse(log, length, at_ms, amount, now)
 end
 
 -- Book an amount at its reserve instant, unless that has left the window, and save the account. What is taken back is
--- booked only while what it is about is in the sum, whatever the clock shows.
+-- booked only while what it is about is in the sum, whatever the clock shows. The sum stays from 0 to MAX_AMOUNT, as
+-- what it has no room for is cut.
 local function log_amount(key, log, length, at_ms, amount, T, now)
+  amount = max(min(amount, MAX_AMOUNT - log[2]), -log[2])
   local width = width_of(length)
   local ttl = length + width + T.timeout
   if amount ~= 0 and at_ms > now - length and (amount > 0 or at_ms > log[7]) then
