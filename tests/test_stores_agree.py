@@ -72,6 +72,7 @@ SHAPES = [
 users = st.sampled_from(["u1", "u2"])
 tenants = st.sampled_from(["t1", "t2"])
 amounts = st.integers(0, 260)
+actuals = amounts | st.sampled_from([MAX_AMOUNT - 3, MAX_AMOUNT])
 steps = st.one_of(
     st.tuples(
         st.just("reserve"), st.integers(0, 6), st.sampled_from(range(len(SHAPES))), tenants, users, amounts,
@@ -79,7 +80,7 @@ steps = st.one_of(
         st.sampled_from(["", "", "k"]), st.sampled_from([MAX_AMOUNT, T0, T0 + 3_000]),
     ),
     st.tuples(
-        st.just("finish"), st.integers(0, 6), st.sampled_from([*Ending]), amounts, *[st.booleans()] * 4
+        st.just("finish"), st.integers(0, 6), st.sampled_from([*Ending]), actuals, *[st.booleans()] * 4
     ),
     st.tuples(st.just("wait"), st.sampled_from([1, 9_999, 10_000, 10_001, 70_000, 200_000, 400_000, 600_000, 950_000])),
     st.tuples(st.just("wait"), st.sampled_from([-1, -1_000, -10_001, -CLOCK_STEP_MS])),
