@@ -29,28 +29,29 @@ def run(
     ledger: Ledger, books: Books, policy: Policy, since: datetime | None, until: datetime | None, as_json: bool,
     booking: Callable[[Reconciliation], Decimal] | None = None,
 ) -> None:  # fmt: skip
-    """Compare, print what came of it, and exit with 1 if a model is off by more than 5 %.
+    """Compare, print what came of it, and exit with 1 if a line is off by more than 5 %.
 
     Args:
         ledger: what was booked here.
         books: the provider's.
         policy: for its prices and aliases.
-        since, until: the first UTC day, and the day after the last; None: the seven days before today.
+        since, until: in the first UTC day, and in the day after the last, in UTC where no offset is given; None: the
+            seven days before today.
         as_json: print JSON.
         booking: books what is flagged, and says how many dollars that were; None: nothing is booked.
     """
-    last = datetime.now(UTC).date() if until is None else until.date()
-    first = last - _SPAN if since is None else since.date()
+    last = _day(datetime.now(UTC) if until is None else until)
+    first = last - _SPAN if since is None else _day(since)
     prices = PriceBook.of(policy)
     with progress(_DOING, quiet=as_json) as tell:
         found = reconcile(ledger, books if tell is None else _Watched(books, tell), first, last, prices=prices)
     if not as_json:
-        _show(found, Console())
+        show(found, Console())
     booked = booking(found) if booking is not None and found.flagged else None
     if as_json:
         print_json(_figures(first, last, found) | ({} if booking is None else {"booked": plain(booked or Decimal(0))}))
     elif booked is not None:
-        say(_told(booked, len(found.flagged)))
+        say(_told(booked, sum(1 for line in found.flagged if line.owed)))
     if found.flagged:
         raise typer.Exit(FINDING)
 
@@ -72,7 +73,13 @@ class _Watched:
         self._tell("Comparing with the ledger", 0, None)
 
 
+def _day(at: datetime) -> date:
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC).date()
+
+
 def _told(booked: Decimal, lines: int) -> str:
+    if not lines:
+        return "Nothing is booked: of what is off, the books have no amount."
     if not booked:
         return "Booked nothing: it is booked already and not in the ledger yet, or there is nothing to take back."
     amount = f"{'-' if booked < 0 else '+'}${abs(booked):,.4f}"
@@ -86,7 +93,7 @@ def _figures(first: date, last: date, found: Reconciliation) -> dict[str, Any]:
         "until": str(last),
         "flagged": len(found.flagged),
         "lines": [_plain(line) for line in found.lines],
-    }
+    } | ({"doubt": found.doubt} if found.doubt else {})
 
 
 def _plain(line: Line) -> dict[str, Any]:
@@ -96,7 +103,8 @@ def _plain(line: Line) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _show(found: Reconciliation, out: Console) -> None:
+def show(found: Reconciliation, out: Console) -> None:
+    """Print the lines as a table, and last what was seen in all."""
     if not found.lines:
         out.print("Neither the ledger nor the books have anything in this span.")
         return
@@ -112,7 +120,20 @@ def _show(found: Reconciliation, out: Console) -> None:
         amounts = (f"${line.ledger:,.4f}", f"${line.billed:,.4f}", off)
         table.add_row(str(line.day), Text(printable(line.model)), *amounts, line.cause, style=style)
     out.print(table)
+    out.print(_seen(found))
+
+
+def _seen(found: Reconciliation) -> Text:
+    many, growing = len(found.lines), sum(1 for line in found.lines if not line.final)
     if found.flagged:
-        out.print(Text(f"{len(found.flagged)} of {len(found.lines)} are off by more than 5 %.", "red"))
+        said = [f"{len(found.flagged)} of {many} are off by more than 5 %."]
+    elif growing == many:
+        said = ["Nothing is final yet."]
     else:
-        out.print(Text("Nothing is off by more than 5 %.", "green"))
+        said = [f"{'Of what is final, nothing' if growing else 'Nothing'} is off by more than 5 %."]
+    if growing:
+        which = "is of a day" if growing == 1 else "are of days"
+        said.append(f"{growing} of {many} {which} that may still grow.")
+    if found.doubt:
+        said.append(f"{found.doubt}.")
+    return Text(" ".join(said), "red" if found.flagged else "yellow" if said[1:] else "green")

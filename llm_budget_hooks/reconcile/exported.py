@@ -2,7 +2,8 @@
 
 Of the columns, those that name a day, a model and a cost are needed; requests and tokens help to find a cause. The
 names are those of the usual exports, in any case: ``date`` or ``start_time``, ``model`` or ``line_item``, ``cost`` or
-``amount`` in dollars. A line about a tool, such as web search, needs no model where ``cost_type`` names it.
+``amount`` in dollars. A line about a tool, such as web search, needs no model where ``cost_type`` names it. A row
+with a day and nothing else, as OpenAI's costs have for days without any, says nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from typing import Any, Final
 
 from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.reconcile.books import Billed
-from llm_budget_hooks.reconcile.values import Unreadable, count_of, day_of, dollars, model_of, tool_of
+from llm_budget_hooks.reconcile.values import (
+    Unreadable,
+    check_currency,
+    count_of,
+    day_of,
+    dollars,
+    model_of_item,
+    tool_of,
+)
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "day": ("day", "date", "usage_date", "usage_date_utc", "start_time", "start_time_iso", "starttime", "starting_at"),
@@ -53,10 +62,10 @@ class ExportedBooks:
         found = False
         for at, row in enumerate(self._rows(), 1):
             try:
-                line = _billed(row)
+                line = _billed(_named(row))
             except Unreadable as error:
                 raise ConfigurationError(f"{self._path.name}: row {at}: {error}") from None
-            if since <= line.day < until:
+            if line is not None and since <= line.day < until:
                 found = True
                 yield line
         if not found:
@@ -85,10 +94,19 @@ class ExportedBooks:
         return rows
 
 
-def _billed(row: Mapping[Any, Any]) -> Billed:
-    named = {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
+def _named(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
+
+
+def _billed(named: Mapping[str, Any]) -> Billed | None:
+    """What a row has; None if it has nothing but a day."""
+    if not any(_of(named, name) is not None for name in _NAMES if name != "day") and _of(named, "day") is not None:
+        return None
+    for name, value in named.items():
+        if name.endswith("currency"):
+            check_currency(value)
     tool = tool_of(_of(named, "model") or named.get("cost_type"))
-    model = tool or model_of(_needed(named, "model"))
+    model = tool or model_of_item(_needed(named, "model"))
     if not model:
         raise Unreadable(f"it names no model; accepted columns: {', '.join(_NAMES['model'])}")
     counts = {name: None if (value := _of(named, name)) is None else _counted(name, value) for name in _COUNTS}

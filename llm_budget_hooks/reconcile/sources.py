@@ -25,7 +25,17 @@ from llm_budget_hooks.pricing.book import providers
 from llm_budget_hooks.pricing.names import masked, provider_of
 from llm_budget_hooks.reconcile.books import Billed, Books, BooksUnavailable
 from llm_budget_hooks.reconcile.exported import ExportedBooks
-from llm_budget_hooks.reconcile.values import count_of, day_of, dollars, instant_of, model_of, tool_of
+from llm_budget_hooks.reconcile.values import (
+    Unreadable,
+    check_currency,
+    count_of,
+    day_of,
+    dollars,
+    instant_of,
+    model_of,
+    model_of_item,
+    tool_of,
+)
 
 _TIMEOUT_S: Final = 30
 _MOST_PAGES: Final = 10_000
@@ -216,8 +226,9 @@ def open_books(source: str, *, url: str | None = None, provider: str | None = No
 def _openai_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
     item = _model(result.get("line_item"))
     tool = tool_of(item)
+    check_currency(result["amount"].get("currency"))
     cost = dollars(result["amount"]["value"])
-    return Billed(day_of(bucket["start_time"]), tool or item.partition(",")[0], cost, tool=tool is not None)
+    return Billed(day_of(bucket["start_time"]), tool or model_of_item(item), cost, tool=tool is not None)
 
 
 def _openai_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
@@ -229,6 +240,7 @@ def _openai_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
 
 
 def _anthropic_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
+    check_currency(result.get("currency"))
     kind = result.get("cost_type") or "tokens"
     tool = None if kind == "tokens" else _model(kind).replace("_", " ")
     model = tool or _model(result.get("model") or result.get("description"))
@@ -272,6 +284,8 @@ def _tables(path: str, found: dict[str, Any], name: str) -> list[dict[str, Any]]
 def _read(made: Callable[..., _Made], *parts: Any) -> _Made:
     try:
         return made(*parts)
+    except Unreadable as error:
+        raise BooksUnavailable(f"A line of the books is in a form that is not known: {error}.") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         kind = type(error).__name__
         raise BooksUnavailable(f"A line of the books is in a form that is not known ({kind}).") from None

@@ -54,6 +54,12 @@ def dollars(value: object) -> Decimal:
     return amount if abs(amount) >= _SHORTEST else Decimal(0)
 
 
+def check_currency(value: object) -> None:
+    """Raise for an amount that is said to be in anything but dollars of the United States; empty: nothing is said."""
+    if value not in (None, "") and _text(value).lower() not in ("", "usd", "us$", "$"):
+        raise Unreadable(f"an amount in {_shown(value)} is none of dollars; nothing here knows the rate")
+
+
 def count_of(value: object) -> int:
     """A whole number from 0 on."""
     text = _text(value)
@@ -65,6 +71,11 @@ def count_of(value: object) -> int:
 def model_of(value: object) -> str:
     """The name of a model."""
     return _text(value)
+
+
+def model_of_item(value: object) -> str:
+    """The model that a line item of OpenAI's costs is about, such as ``gpt-4o-2024-08-06, input``."""
+    return model_of(value).partition(",")[0].strip()
 
 
 def tool_of(value: object) -> str | None:

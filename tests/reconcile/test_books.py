@@ -376,3 +376,52 @@ def test_a_tool_in_an_exported_file_needs_no_model(tmp_path: Path) -> None:
         Billed(DAY, "web search", Decimal("0.02"), tool=True),
         Billed(DAY, "m", Decimal(1)),
     ]
+
+
+COSTS = """\
+start_time,end_time,start_time_iso,end_time_iso,amount_value,amount_currency,line_item,project_id,organization_id
+1793491200,1793577600,2026-11-01T00:00:00+00:00,2026-11-02T00:00:00+00:00,0.07,usd,"gpt-4o-2024-08-06, input",,org
+1793491200,1793577600,2026-11-01T00:00:00+00:00,2026-11-02T00:00:00+00:00,0.02,usd,"gpt-4o-2024-08-06, cached",,org
+1793491200,1793577600,2026-11-01T00:00:00+00:00,2026-11-02T00:00:00+00:00,0.01,USD,web search tool calls,,org
+1793577600,1793664000,2026-11-02T00:00:00+00:00,2026-11-03T00:00:00+00:00,,,,,org
+"""
+
+
+def test_openais_exported_costs_are_read_by_line_item_and_a_day_without_costs_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "cost.csv"
+    path.write_text(COSTS)
+    assert list(ExportedBooks(path, "openai").lines(DAY, date(2026, 11, 3))) == [
+        Billed(DAY, "gpt-4o-2024-08-06", Decimal("0.07")),
+        Billed(DAY, "gpt-4o-2024-08-06", Decimal("0.02")),
+        Billed(DAY, "web search", Decimal("0.01"), tool=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "cost", "currency"),
+    [("amount,amount_currency", "1", "eur"), ("cost,currency", "1", "JPY"), ("cost,billingCurrency", "1", "GBP")],
+)
+def test_amounts_in_another_currency_are_refused_by_its_name(
+    tmp_path: Path, head: str, cost: str, currency: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f"date,model,{head}\n2026-11-01,m,{cost},{currency}\n")
+    with pytest.raises(ConfigurationError, match=f"row 1: an amount in '{currency}'"):
+        list(ExportedBooks(tmp_path / "a.csv").lines(DAY, NEXT))
+
+
+def test_an_amount_with_the_sign_of_another_currency_is_refused(tmp_path: Path) -> None:
+    for cost in ("€5", "5 EUR", "5 €", "£5"):
+        (tmp_path / "a.csv").write_text(f"date,model,cost\n2026-11-01,m,{cost}\n", encoding="utf-8")
+        with pytest.raises(ConfigurationError, match=f"row 1: '{cost}' is no amount of dollars"):
+            list(ExportedBooks(tmp_path / "a.csv").lines(DAY, NEXT))
+
+
+def test_a_provider_that_bills_in_another_currency_is_refused_by_its_name(server: BooksServer) -> None:
+    cost = openai_cost("gpt-4o", 1) | {"amount": {"value": 1, "currency": "eur"}}
+    server.routes = {"/v1/organization/costs": paged([openai_bucket(MIDNIGHT, cost)])}
+    with pytest.raises(BooksUnavailable, match="an amount in 'eur'"):
+        list(OpenAIBooks(KEY, server.url).lines(DAY, NEXT))
+    report = anthropic_bucket("2026-11-01", anthropic_cost("claude-sonnet-4-5", "1") | {"currency": "CHF"})
+    server.routes = {"/v1/organizations/cost_report": paged([report])}
+    with pytest.raises(BooksUnavailable, match="an amount in 'CHF'"):
+        list(AnthropicBooks(KEY, server.url).lines(DAY, NEXT))

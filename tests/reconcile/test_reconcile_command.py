@@ -6,23 +6,26 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import defaultdict
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from books_server import BooksServer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.cli import app
-from llm_budget_hooks.cli.reconcile import run
+from llm_budget_hooks.cli.reconcile import run, show
 from llm_budget_hooks.ledger import Ledger
 from llm_budget_hooks.models import Policy
-from llm_budget_hooks.reconcile import open_books
+from llm_budget_hooks.reconcile import Line, Reconciliation, open_books
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 SPAN = ("--since", "2026-11-01", "--until", "2026-11-02")
@@ -184,3 +187,85 @@ def test_nothing_is_booked_in_a_store_that_ends_with_the_command(kept: str, bill
     assert done.exit_code == 2
     assert "ends with this command" in done.stderr
     assert llm_budget("reconcile", bill("0.50"), "--ledger", kept, *SPAN).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "days"),
+    [
+        ("2026-10-31T23:00:00-02:00", "2026-11-02", ("2026-11-01", "2026-11-02")),
+        ("2026-11-01T01:00:00+02:00", "2026-11-02", ("2026-10-31", "2026-11-02")),
+        ("2026-11-01", "2026-11-03T01:00:00+02:00", ("2026-11-01", "2026-11-02")),
+        ("2026-11-01T00:00:00", "2026-11-02T00:00:00+00:00", ("2026-11-01", "2026-11-02")),
+    ],
+)
+def test_the_span_is_of_utc_days_whatever_the_offset(
+    kept: str, bill: Any, since: str, until: str, days: tuple[str, str]
+) -> None:
+    done = llm_budget("reconcile", bill("0.40"), "--ledger", kept, "--since", since, "--until", until, "--json")
+    found = json.loads(done.stdout)
+    assert (found["since"], found["until"]) == days
+
+
+def line(day: int, *, billed: str = "0.4", cause: str = "", final: bool = True) -> Line:
+    return Line(date(2026, 11, day), "gpt-4o", Decimal("0.4"), Decimal(billed), cause, bool(cause) and final, final)
+
+
+@pytest.mark.parametrize(
+    ("lines", "doubt", "said"),
+    [
+        ([line(1), line(2)], "", "Nothing is off by more than 5 %."),
+        ([line(1), line(2, billed="0.1", cause="x")], "", "1 of 2 are off by more than 5 %."),
+        (
+            [line(1), line(2, billed="0.1", cause="the day may still grow", final=False)], "",
+            "Of what is final, nothing is off by more than 5 %. 1 of 2 is of a day that may still grow.",
+        ),
+        (
+            [line(2, billed="0.1", cause="the day may still grow", final=False), line(3, final=False)], "",
+            "Nothing is final yet. 2 of 2 are of days that may still grow.",
+        ),
+        (
+            [line(1, billed="1", cause="x"), line(2, final=False)], "",
+            "1 of 2 are off by more than 5 %. 1 of 2 is of a day that may still grow.",
+        ),
+        ([line(1, billed="1", cause="x")], "Whose is it? No booking", "1 of 1 are off by more than 5 %. Whose is it?"),
+    ],
+)  # fmt: skip
+def test_the_last_line_says_what_was_seen(lines: list[Line], doubt: str, said: str) -> None:
+    out = Console(file=StringIO(), width=200)
+    show(Reconciliation(tuple(lines), doubt), out)
+    assert said in out.file.getvalue().splitlines()[-1]
+
+
+def test_books_that_say_nothing_are_not_booked_and_that_is_wrong_use(kept: str, tmp_path: Path) -> None:
+    rules = '[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "month"\n'
+    (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
+    store = used_store(tmp_path)
+    named = ("--ledger", kept, "--policy", tmp_path / "budgets.toml", "--store", store)
+    with BooksServer() as server:
+        server.routes = defaultdict(lambda: lambda _: {"data": [], "has_more": False})
+        address = ("--url", server.url)
+        told = llm_budget("reconcile", "openai", *address, *named, *SPAN, OPENAI_ADMIN_KEY="sk")
+        assert (told.exit_code, "have no amount of this span" in " ".join(told.stdout.split())) == (1, True)
+        done = llm_budget("reconcile", "openai", "--book", *address, *named, *SPAN, OPENAI_ADMIN_KEY="sk")
+    assert (done.exit_code, "nothing is booked" in done.stderr, "Booked" in done.stdout) == (2, True, False)
+    bill = tmp_path / "bill.csv"
+    bill.write_text("date,model,cost\n2026-11-01,azure/gpt-4o,0.10\n")
+    done = llm_budget("reconcile", bill, "--book", *named, *SPAN)
+    assert (done.exit_code, "Name their provider (--provider)" in done.stderr) == (2, True)
+    done = llm_budget("reconcile", bill, "--book", "--provider", "openai", *named, *SPAN)
+    assert (done.exit_code, "Booked -$0" in done.stdout) == (1, False)
+
+
+def test_only_what_can_be_is_said_to_be_booked(kept: str, bill: Any, tmp_path: Path) -> None:
+    with BudgetEngine.open("memory://", {}, clock=lambda: NOON, ledger=kept) as engine:
+        engine.settle(engine.reserve(Call(model="gpt-4o-mini", amount="0.40")), cost="0.40")
+    rules = '[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "month"\n'
+    (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
+    named = ("--ledger", kept, "--policy", tmp_path / "budgets.toml", "--store", used_store(tmp_path))
+    done = llm_budget("reconcile", bill("0.50"), "--book", *named, *SPAN)
+    assert "Booked +$0.1000 as 1 correction, in the windows of today" in done.stdout
+    again = llm_budget("reconcile", bill("0.50"), "--book", *named, *SPAN)
+    assert (again.exit_code, "Nothing is booked: of what is off, the books have no amount." in again.stdout) == (
+        1,
+        True,
+    )
