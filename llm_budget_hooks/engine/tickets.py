@@ -56,7 +56,10 @@ def claim(engine: BudgetEngine, id: str) -> Ticket | None:
         engine: the engine that would reserve.
         id: names the request, the same for all that is seen of it.
     """
-    tickets = [ticket for ticket in _TICKETS.get() if ticket.open and ticket.engine is engine]
+    others = _TICKETS.get()
+    if not others:
+        return None
+    tickets = [ticket for ticket in others if ticket.open and ticket.engine is engine]
     for ticket in tickets:
         if ticket.claimed_by == id:
             return ticket

@@ -27,6 +27,7 @@ from llm_budget_hooks.litellm.refusal import refused
 from llm_budget_hooks.litellm.renewal import forget, watch
 from llm_budget_hooks.litellm.usage import served_model, usage_of
 from llm_budget_hooks.models import Call, Usage
+from llm_budget_hooks.models.slots import quick_init
 
 _log = logging.getLogger("llm_budget_hooks")
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -34,6 +35,7 @@ _HANDED_OVER: Final = "api_call_start_time"
 _UNSENT: Final = "_llm_budget_unsent"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How an attempt ended.

@@ -11,30 +11,34 @@ import litellm
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.litellm.media import amount_of, number
-from llm_budget_hooks.litellm.requests import PROXY_REQUEST, request_of, sent, stated
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST, Request, sent, stated
 from llm_budget_hooks.litellm.tokens import input_bound
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.calls import SERVICE_TIERS
 from llm_budget_hooks.tokens import has_sound
 
 _KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
+_NOTHING: Final[Mapping[str, Any]] = {}
+_CHOICES: Final = ("best_of", "n")
+_MARKED: Final = ("messages", "system", "tools")
 BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ALIASED: Final = frozenset({"completion", "acompletion"})  # where LiteLLM looks into its model_alias_map
 _NO_OUTPUT: Final = frozenset({"embedding", "rerank", "moderation"})
 
 
-def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
+def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any], request: Request | None = None) -> Call:
     """The call that a request makes.
 
     Args:
         engine: whose price book knows the model's names.
         entry: the entry point's name, such as ``acompletion``.
         asked: its arguments by name.
+        request: what the attempts of the request share, if there are several.
 
     Raises:
         ConfigurationError: the identity in the metadata is no text.
     """
-    if entry in _ALIASED:
+    if litellm.model_alias_map and entry in _ALIASED:
         asked = {**asked, "model": litellm.model_alias_map.get(str(asked.get("model")), asked.get("model"))}
     model = priced_name(engine, asked)
     kind = entry.removeprefix("a") if entry not in ("anthropic_messages", "agenerate_content") else entry
@@ -47,22 +51,21 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any]) -> Call:
         service_tier=tier if isinstance(tier, str) and tier.lower() in SERVICE_TIERS else None,
         writes_cache=writes_cache(asked),
         audio=_hears_or_speaks(asked),
-        **identity_of(asked),
+        **identity_of(asked, request),
     )
 
 
-def identity_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(asked: Mapping[str, Any], request: Request | None) -> dict[str, Any]:
     """Whose request it is: what a proxy authenticated, else the request's own metadata, else ``user=``."""
     proxied = PROXY_REQUEST.get()
     if proxied is not None:
         return {name: getattr(proxied, name) for name in _KEYS}
     metadata = stated(asked)
-    named = {name: metadata[name] for name in _KEYS if metadata.get(name) is not None}
-    if named.get("user") is None and isinstance(asked.get("user"), str):
+    named = {name: metadata.get(name) for name in _KEYS}
+    if named["user"] is None and isinstance(asked.get("user"), str):
         named["user"] = asked["user"]
-    if named.get("utterance") is None:
-        request = request_of(asked)
-        named["utterance"] = request.utterance if request is not None else None
+    if named["utterance"] is None and request is not None:
+        named["utterance"] = request.utterance
     return named
 
 
@@ -86,15 +89,22 @@ def _is_priced(engine: BudgetEngine, model: str) -> bool:
 
 
 def _output_bound(asked: Mapping[str, Any]) -> int | None:
-    given = [bound for place in sent(asked) for name in BOUNDS if type(bound := place.get(name)) is int and bound >= 0]
-    if not given:
-        return None
-    return max(given) * answers_of(asked)
+    most = -1
+    for place in sent(asked):
+        for name in BOUNDS:
+            bound = place.get(name)
+            if type(bound) is int and bound > most:
+                most = bound
+    return None if most < 0 else most * answers_of(asked)
 
 
 def answers_of(asked: Mapping[str, Any]) -> int:
     """How many answers a request asks for, each of which can be as long as its bound."""
-    choices = max(number(place.get(name)) for place in sent(asked) for name in ("best_of", "n"))
+    choices = 1
+    for place in sent(asked):
+        for name in _CHOICES:
+            if place.get(name) is not None:
+                choices = max(choices, number(place[name]))
     prompts = asked.get("prompt")
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     return choices * several
@@ -104,8 +114,13 @@ def writes_cache(asked: Mapping[str, Any]) -> bool:
     """Whether a request marks a part of its prompt to be cached."""
     if asked.get("cache_control_injection_points") or asked.get("cache_control"):
         return True
-    places = [asked.get("messages"), asked.get("system"), asked.get("tools")]
-    return any(_marks(item) for place in places if isinstance(place, list) for item in place)
+    for name in _MARKED:
+        place = asked.get(name)
+        if isinstance(place, list):
+            for item in place:
+                if _marks(item):
+                    return True
+    return False
 
 
 def _is_free(asked: Mapping[str, Any]) -> bool:
@@ -118,19 +133,21 @@ def _hears_or_speaks(asked: Mapping[str, Any]) -> bool:
     if asked.get("audio") or "audio" in (asked.get("modalities") or ()):
         return True
     messages = asked.get("messages") or asked.get("input")
-    return isinstance(messages, list) and has_sound(_mapping(message).get("content") for message in messages)
+    return isinstance(messages, list) and has_sound([_mapping(message).get("content") for message in messages])
 
 
 def _marks(item: Any) -> bool:
-    if not isinstance(item, Mapping):
-        return False
-    parts = item.get("content")
-    inner = isinstance(parts, list) and any(isinstance(part, Mapping) and "cache_control" in part for part in parts)
-    return inner or "cache_control" in item or "cache_control" in _mapping(item.get("function"))
+    found = _mapping(item)
+    parts = found.get("content")
+    if isinstance(parts, list) and any("cache_control" in _mapping(part) for part in parts):
+        return True
+    return "cache_control" in found or "cache_control" in _mapping(found.get("function"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if type(value) is dict:
+        return value
+    return value if value is not None and isinstance(value, Mapping) else _NOTHING
 
 
 @lru_cache(maxsize=1024)

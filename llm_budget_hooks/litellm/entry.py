@@ -14,8 +14,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from types import CellType, FunctionType
 from typing import Any, Final
@@ -27,8 +27,8 @@ from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.litellm.attempts import Attempt
 from llm_budget_hooks.litellm.calls import call_of, priced_name, streams_usage
-from llm_budget_hooks.litellm.refusal import TwoEngines, log_without_tracebacks, refused
-from llm_budget_hooks.litellm.requests import PROXY_REQUEST, remembered, request_of, unchanged
+from llm_budget_hooks.litellm.refusal import BudgetRefused, TwoEngines, log_without_tracebacks, refused
+from llm_budget_hooks.litellm.requests import PROXY_REQUEST, refusal_behind, remember, request_of
 from llm_budget_hooks.litellm.streams import is_stream, metered
 
 _SYNC: Final = (
@@ -51,6 +51,20 @@ _LEFT_OUT: Final = "_litellm_strip_stream_usage"
 _GOOGLES: Final = frozenset({
     "generate_content", "agenerate_content", "generate_content_stream", "agenerate_content_stream"
 })  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry point: its name, that of the sync one, those of its arguments, and whether all in it is one hold."""
+
+    name: str
+    kind: str
+    names: tuple[str, ...]
+    whole: bool
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by their names."""
+        return {**dict(zip(self.names, args, strict=False)), **kwargs}
 
 
 def _no_attempt() -> None:
@@ -183,25 +197,31 @@ def around(original: Callable[..., Any], *, whole: bool = False) -> Callable[...
         original: makes the request.
         whole: one hold for all that it does, its fallbacks included.
     """
-    made = (_around_async if inspect.iscoroutinefunction(original) else _around_sync)(original, whole)
+    made = (_around_async if inspect.iscoroutinefunction(original) else _around_sync)(original, _entry(original, whole))
     setattr(made, _MARK, True)
     return made
 
 
-def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
-    entry, names = original.__name__, _names(original)
-
+def _around_sync(original: Callable[..., Any], entry: _Entry) -> Callable[..., Any]:
     @wraps(original)
     def entered(*args: Any, **kwargs: Any) -> Any:
-        attempt = _attempt(entry, names, args, kwargs, whole)
+        attempt, held = _attempt(entry, args, kwargs)
         if attempt is None:
-            with unchanged(kwargs):
-                return _within(_held(kwargs), original(*args, **kwargs))
-        with remembered(kwargs):
-            attempt.begin()
+            try:
+                return _within(held, original(*args, **kwargs))
+            except Exception as error:
+                behind = refusal_behind(kwargs, error)
+                if behind is None:
+                    raise
+                raise behind from None
         try:
-            args, kwargs = _prepared(attempt, entry, names, args, kwargs)
-            with _inside(attempt):
+            attempt.begin()
+        except BudgetRefused as refusal:
+            remember(kwargs, refusal)
+            raise
+        try:
+            args, kwargs = _prepared(attempt, entry, args, kwargs)
+            with _Inside(attempt):
                 result = original(*args, **kwargs)
         except BaseException as error:
             attempt.end(attempt.failed(error))
@@ -216,24 +236,30 @@ def _around_sync(original: Callable[..., Any], whole: bool) -> Callable[..., Any
     return entered
 
 
-def _around_async(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
-    entry, names = original.__name__, _names(original)
-
+def _around_async(original: Callable[..., Any], entry: _Entry) -> Callable[..., Any]:
     @wraps(original)
     async def entered(*args: Any, **kwargs: Any) -> Any:
-        attempt = _attempt(entry, names, args, kwargs, whole)
+        attempt, held = _attempt(entry, args, kwargs)
         if attempt is None:
-            with unchanged(kwargs):
-                return await _awaited_within(_held(kwargs), original(*args, **kwargs))
-        with remembered(kwargs):
-            await attempt.abegin()
+            try:
+                return _within(held, await original(*args, **kwargs))
+            except Exception as error:
+                behind = refusal_behind(kwargs, error)
+                if behind is None:
+                    raise
+                raise behind from None
         try:
-            args, kwargs = _prepared(attempt, entry, names, args, kwargs)
+            await attempt.abegin()
+        except BudgetRefused as refusal:
+            remember(kwargs, refusal)
+            raise
+        try:
+            args, kwargs = _prepared(attempt, entry, args, kwargs)
             answer = original(*args, **kwargs)
         except BaseException as error:
             await attempt.aend(attempt.failed(error))
             raise
-        with _inside(attempt):
+        with _Inside(attempt):
             return await _awaited(attempt, answer)
 
     return entered
@@ -267,17 +293,17 @@ async def _awaited_within(held: Attempt | None, answer: Awaitable[Any]) -> Any:
     return _within(held, await answer)
 
 
-def _names(original: Callable[..., Any]) -> tuple[str, ...]:
-    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, one in inspect.signature(original).parameters.items() if one.kind in named)
+def _entry(original: Callable[..., Any], whole: bool) -> _Entry:
+    name, named = original.__name__, (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = tuple(name for name, one in inspect.signature(original).parameters.items() if one.kind in named)
+    return _Entry(name, name.removeprefix("a") if name in _ASYNC else name, names, whole)
 
 
-def _attempt(
-    entry: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: bool
-) -> Attempt | None:
-    """The attempt that begins here; None without a callback, and inside a call that is held already.
+def _attempt(entry: _Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Attempt | None, Attempt | None]:
+    """The attempt that begins here, and the one that this call is a part of.
 
-    A call with ``fallbacks`` is made of attempts that come through here one by one.
+    None begins without a callback, and inside a call that is held already. A call with ``fallbacks`` is made of
+    attempts that come through here one by one.
 
     Raises:
         BudgetRefused: an earlier attempt of the request was refused, and the policy lets no cheaper model pass.
@@ -286,15 +312,15 @@ def _attempt(
     if held is not None:
         held.logs(logged)
     if engine is None or held is not None:
-        return None
-    asked = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+        return None, held
+    asked = entry.named(args, kwargs) if args else kwargs
     request = request_of(asked)
-    if entry in _CHATS and kwargs.get("fallbacks") and not whole:
-        return None
+    if kwargs.get("fallbacks") and entry.name in _CHATS and not entry.whole:
+        return None, None
     refusal = request.refusal if request is not None else None
     if refusal is not None and not (_lets_cheaper_pass(engine) and engine.is_cheap(priced_name(engine, asked))):
         raise type(refusal).of(refusal)
-    attempt = Attempt(engine, entry.removeprefix("a") if entry in _ASYNC else entry, call_of(engine, entry, asked))
+    attempt = Attempt(engine, entry.kind, call_of(engine, entry.name, asked, request))
     proxied = PROXY_REQUEST.get()
     if proxied is not None:
         attempt.offer = proxied.take()
@@ -303,7 +329,7 @@ def _attempt(
         # LiteLLM's queues may keep what it logs by long after the call.
         setattr(logged, _MARK, weakref.ref(attempt))
         attempt.logged_by = id(logged)
-    return attempt
+    return attempt, None
 
 
 def _lets_cheaper_pass(engine: BudgetEngine) -> bool:
@@ -311,16 +337,22 @@ def _lets_cheaper_pass(engine: BudgetEngine) -> bool:
     return policy.cutoff == "soft" or any(tenant.cutoff == "soft" for tenant in policy.tenants.values())
 
 
-@contextmanager
-def _inside(attempt: Attempt) -> Iterator[None]:
-    before, own = _AROUND.get(), weakref.ref(attempt)
-    _AROUND.set(own)
-    try:
-        yield
-    finally:
+class _Inside:
+    """Around what an attempt does: entry points that are reached from here are parts of it."""
+
+    __slots__ = ("_before", "_own")
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._own = weakref.ref(attempt)
+
+    def __enter__(self) -> None:
+        self._before = _AROUND.get()
+        _AROUND.set(self._own)
+
+    def __exit__(self, *raised: object) -> None:
         # A token would keep the context, and so what never ends; whoever collects that does it in another context.
-        if _AROUND.get() is own:
-            _AROUND.set(before)
+        if _AROUND.get() is self._own:
+            _AROUND.set(self._before)
 
 
 def _held(kwargs: Mapping[str, Any]) -> Attempt | None:
@@ -338,7 +370,7 @@ def _held(kwargs: Mapping[str, Any]) -> Attempt | None:
 
 
 def _prepared(
-    attempt: Attempt, entry: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    attempt: Attempt, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, asking for usage, and with the output's bound lowered to what is held where the policy clamps.
 
@@ -346,15 +378,16 @@ def _prepared(
         BudgetRefused: the hold pays for too little.
     """
     if attempt.engine.policy.clamp:
-        asked = {**dict(zip(names, args, strict=False)), **kwargs}
-        with remembered(kwargs):
-            try:
-                changes = attempt.lowered(asked)
-            except BudgetExceeded as refusal:
-                raise refused(refusal) from None
+        asked = entry.named(args, kwargs)
+        try:
+            changes = attempt.lowered(asked)
+        except BudgetExceeded as found:
+            refusal = refused(found)
+            remember(kwargs, refusal)
+            raise refusal from None
         if changes:
             args, kwargs = (), {**asked, **changes}
-    return args, _asking_for_usage(attempt, entry, kwargs)
+    return args, _asking_for_usage(attempt, entry.name, kwargs)
 
 
 def _asking_for_usage(attempt: Attempt, entry: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -365,10 +398,10 @@ def _asking_for_usage(attempt: Attempt, entry: str, kwargs: dict[str, Any]) -> d
     if entry in _TEXTS and kwargs.get(_LEFT_OUT):
         attempt.hides_usage = True
         return {**kwargs, _LEFT_OUT: False}
-    options = kwargs.get("stream_options") or {}
-    if kwargs.get("stream") is not True or entry not in _STREAMED or not isinstance(options, Mapping):
+    if kwargs.get("stream") is not True or entry not in _STREAMED:
         return kwargs
-    if options.get("include_usage") is not None:
+    options = kwargs.get("stream_options") or {}
+    if not isinstance(options, Mapping) or options.get("include_usage") is not None:
         return kwargs
     if not streams_usage(str(kwargs.get("model")), kwargs.get("custom_llm_provider")):
         return kwargs

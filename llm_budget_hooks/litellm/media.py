@@ -132,6 +132,8 @@ def _pixels(asked: Mapping[str, Any]) -> int:
 
 def number(count: Any) -> int:
     """How many a request asks for; one where that is no number. Servers read digits and whole fractions as well."""
+    if type(count) is int:
+        return max(count, 1)
     try:
         return max(ceil(float(count)), 1)
     except OverflowError:

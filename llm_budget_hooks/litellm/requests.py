@@ -6,8 +6,7 @@ import asyncio
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,7 +17,6 @@ from llm_budget_hooks.engine import Reservation
 from llm_budget_hooks.litellm.refusal import BudgetRefused
 
 _REQUEST: Final = "_llm_budget_request"
-_PLACES: Final = ("litellm_metadata", "metadata")
 _FURTHER: Final = ("fallback_depth", "attempted_fallbacks", "attempted_retries")
 _REPEATED: Final = ("num_retries", "fallbacks", "context_window_fallback_dict")
 _REMEMBERED: Final = 4096
@@ -78,20 +76,18 @@ def new_utterance() -> str:
     return f"litellm-{os.urandom(10).hex()}"
 
 
-def stated(asked: Mapping[str, Any]) -> dict[str, Any]:
+def stated(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """The metadata of a request, what LiteLLM's Router adds to it included."""
-    found: dict[str, Any] = {}
-    for place in _PLACES:
-        metadata = asked.get(place)
-        if isinstance(metadata, Mapping):
-            found.update(metadata)
-    return found
+    first, last = asked.get("litellm_metadata"), asked.get("metadata")
+    if first is None or not isinstance(first, Mapping):
+        return last if isinstance(last, Mapping) else {}
+    return {**first, **last} if isinstance(last, Mapping) else first
 
 
 def sent(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """The places whose parameters reach the provider: the arguments, and what is put into the body as it is."""
     extra = asked.get("extra_body")
-    return (asked, extra) if isinstance(extra, Mapping) else (asked,)
+    return (asked,) if extra is None or not isinstance(extra, Mapping) else (asked, extra)
 
 
 def request_of(asked: Mapping[str, Any]) -> Request | None:
@@ -107,20 +103,29 @@ def request_of(asked: Mapping[str, Any]) -> Request | None:
     if proxied is not None:
         return proxied
     logged = asked.get("litellm_logging_obj")
+    if logged is None:
+        return None
     found: Request | None = getattr(logged, _REQUEST, None)
-    if found is None and logged is not None:
-        found = _routed(asked)
-        if found is None and (litellm.num_retries or any(asked.get(name) for name in _REPEATED)):
-            found = Request(new_utterance())
+    if found is None:
+        found = _routed(asked) or _repeated(asked)
         if found is not None:
             setattr(logged, _REQUEST, found)
     return found
 
 
+def _repeated(asked: Mapping[str, Any]) -> Request | None:
+    several = litellm.num_retries
+    for name in _REPEATED:
+        several = several or asked.get(name)
+    return Request(new_utterance()) if several else None
+
+
 def _routed(asked: Mapping[str, Any]) -> Request | None:
     trace = asked.get("litellm_trace_id")
-    metadata = stated(asked) if isinstance(trace, str) else {}
-    if not isinstance(trace, str) or "model_group" not in metadata:
+    if not isinstance(trace, str):
+        return None
+    metadata = stated(asked)
+    if "model_group" not in metadata:
         return None
     further = any(asked.get(name) or metadata.get(name) for name in _FURTHER)
     with _lock:
@@ -133,26 +138,17 @@ def _routed(asked: Mapping[str, Any]) -> Request | None:
     return found
 
 
-@contextmanager
-def remembered(asked: Mapping[str, Any]) -> Iterator[None]:
-    """Keep a refusal that is raised inside for the further attempts of the same request."""
-    try:
-        yield
-    except BudgetRefused as refusal:
-        request = request_of(asked)
-        if request is not None:
-            # A new one has no traceback, and so keeps none of the request's frames with its prompt alive.
-            request.refusal = type(refusal).of(refusal)
-        raise
+def remember(asked: Mapping[str, Any], refusal: BudgetRefused) -> None:
+    """Keep a refusal for the further attempts of the same request."""
+    request = request_of(asked)
+    if request is not None:
+        # A new one has no traceback, and so keeps none of the request's frames with its prompt alive.
+        request.refusal = type(refusal).of(refusal)
 
 
-@contextmanager
-def unchanged(asked: Mapping[str, Any]) -> Iterator[None]:
-    """Raise the refusal itself where LiteLLM makes a plain Exception of it, after ``fallbacks=``."""
-    try:
-        yield
-    except Exception as error:
-        request = request_of(asked) if asked.get("fallbacks") else None
-        if request is None or request.refusal is None or isinstance(error, BudgetRefused):
-            raise
-        raise type(request.refusal).of(request.refusal) from None
+def refusal_behind(asked: Mapping[str, Any], error: Exception) -> BudgetRefused | None:
+    """The refusal that LiteLLM has made a plain Exception of, after ``fallbacks=``; None if it has not."""
+    request = request_of(asked) if asked.get("fallbacks") else None
+    if request is None or request.refusal is None or isinstance(error, BudgetRefused):
+        return None
+    return type(request.refusal).of(request.refusal)

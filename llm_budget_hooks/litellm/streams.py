@@ -10,6 +10,7 @@ import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 from llm_budget_hooks.errors import BudgetError
@@ -227,7 +228,12 @@ class _Pieces:
 
 def is_stream(result: Any) -> bool:
     """Whether an answer is read piece by piece."""
-    kind = type(result)
+    kind: Any = type(result)
+    return _is_iterator(kind)
+
+
+@lru_cache(maxsize=256)
+def _is_iterator(kind: type) -> bool:
     return hasattr(kind, "__anext__") or hasattr(kind, "__next__")
 
 

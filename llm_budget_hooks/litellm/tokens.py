@@ -25,9 +25,11 @@ def input_bound(model: str, asked: Mapping[str, Any]) -> int | None:
     prompt: list[Any] = []
     for name in _PROMPTS:
         value = asked.get(name)
-        if isinstance(value, list | tuple) and not (value and isinstance(value[0], int)):
+        if not value:
+            continue
+        if isinstance(value, (list, tuple)) and not isinstance(value[0], int):
             prompt.extend(value)
-        elif value:
+        else:
             prompt.append(value)
     try:
         return tokens.input_bound(model, prompt, asked, audio=True)

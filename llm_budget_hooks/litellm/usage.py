@@ -20,7 +20,9 @@ def usage_of(response: Any) -> Usage | None:
         response: an answer, or a final event, of any LiteLLM entry point.
     """
     found = usage_from(response, partial=True)
-    return None if found is None or found == Usage(images=found.images) else found
+    if found is None or found.input_tokens or found.output_tokens:
+        return found
+    return None if found == Usage(images=found.images) else found
 
 
 def read_usage(usage: Any, *, tier: Any = None, exact: bool = True) -> Usage | None:

@@ -75,7 +75,7 @@ class _Counting:
     def value(self, value: Any) -> int:
         if isinstance(value, str):
             return self._text(value)
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):
             return self._part(value)
         if value is None or isinstance(value, bool | int):
             return 1

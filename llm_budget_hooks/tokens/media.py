@@ -29,8 +29,10 @@ UNBOUNDED: Final = frozenset(
 
 def has_sound(contents: Iterable[Any]) -> bool:
     """Whether a part of what messages contain is sound."""
-    lists = (parts for parts in contents if isinstance(parts, list))
-    return any(isinstance(part, Mapping) and part.get("type") in SOUNDS for parts in lists for part in parts)
+    for parts in contents:
+        if isinstance(parts, list) and any(isinstance(part, Mapping) and part.get("type") in SOUNDS for part in parts):
+            return True
+    return False
 
 
 def image_bound(model: str) -> int:

@@ -7,6 +7,7 @@ whose value could change the result. Whoever teaches the long way a new name nee
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -60,10 +61,17 @@ _FACTS: Final = frozenset(
 
 def opened(value: Any) -> Any:
     """A pydantic object as the mapping of its fields: one that it lacks takes a microsecond to be missed."""
-    if not isinstance(value, BaseModel):
+    kind: Any = type(value)
+    if kind is dict or not _has_fields(kind):
         return value
     extra = value.__pydantic_extra__
     return {**value.__dict__, **extra} if extra else value.__dict__
+
+
+@lru_cache(maxsize=1024)
+def _has_fields(kind: type) -> bool:
+    """Whether objects of a class are pydantic's, which it takes pydantic's own check some microseconds to tell."""
+    return issubclass(kind, BaseModel)
 
 
 def quick(answer: Any, provider: str | None) -> Usage | None:
@@ -81,8 +89,9 @@ def quick(answer: Any, provider: str | None) -> Usage | None:
     usage = opened(answer.get("usage"))
     if type(usage) is not dict or provider is not None or answer.get("data") is not None:
         return None
-    if any(_cites(choice) for choice in items(answer.get("choices"))):
-        return None
+    for choice in items(answer.get("choices")):
+        if _cites(choice):
+            return None
     if "output" in answer and not all(field(opened(item), "type") in _FREE for item in items(answer["output"])):
         return None
     if "input_tokens" not in usage:
@@ -128,13 +137,16 @@ def _chat(usage: dict[str, Any], tier: Any) -> Usage | None:
         return None
     prompt, output = get("prompt_tokens"), get("completion_tokens")
     reasoning = _detail(get("completion_tokens_details"), "reasoning_tokens", _MORE_ZEROS)
-    counts = (
+    counts: list[Any] = [
         given.get("cached_tokens"), get("cache_read_input_tokens"), get("cache_creation_input_tokens"),
-        given.get("cache_creation_tokens"), *[parts.get(name) for name in _WRITTEN],
-    )  # fmt: skip
-    if not all(count is None or (type(count) is int and 0 <= count <= _SUMMABLE) for count in counts):
-        return None
-    cached, read, written, kept, five, hour = [count or 0 for count in counts]
+        given.get("cache_creation_tokens"), parts.get(_WRITTEN[0]), parts.get(_WRITTEN[1]),
+    ]  # fmt: skip
+    for at, count in enumerate(counts):
+        if count is None:
+            counts[at] = 0
+        elif type(count) is not int or not 0 <= count <= _SUMMABLE:
+            return None
+    cached, read, written, kept, five, hour = counts
     five = max(written - hour, kept - hour, five)
     made = _made(prompt, max(cached, read), output, reasoning, tier, five, hour)
     return None if made is not None and reasoning and get("total_tokens") != made.total_tokens else made
@@ -142,9 +154,10 @@ def _chat(usage: dict[str, Any], tier: Any) -> Usage | None:
 
 def _only(found: dict[str, Any], read: frozenset[str], zeros: frozenset[str]) -> bool:
     """Whether a mapping has nothing but what is read here, and zeros."""
-    return found.keys() <= read or all(
-        name in read or (name in zeros and _is_nothing(value)) for name, value in found.items()
-    )
+    for name, value in found.items():
+        if name not in read and not (name in zeros and (value is None or _is_nothing(value))):
+            return False
+    return True
 
 
 def _response(usage: dict[str, Any], tier: Any) -> Usage | None:
