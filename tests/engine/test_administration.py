@@ -5,51 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from one_user import NOON, Clock
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError
 from llm_budget_hooks.models import instant
 from llm_budget_hooks.transitions import Settings
 
-NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 BEYOND = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone(-timedelta(hours=23, minutes=59)))
 USER_DAY = {"name": "user-day", "scope": "user", "limit": "$1", "window": "day"}
 Opened = Callable[..., BudgetEngine]
-
-
-class Clock:
-    """A clock that stands still until it is told."""
-
-    now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def opened(engine_url: str, clock: Clock) -> Iterator[Opened]:
-    engines = []
-
-    def make(*budgets: dict[str, Any], **policy: Any) -> BudgetEngine:
-        rules = {"budgets": budgets, "store_timeout": "10s", **policy}
-        engines.append(BudgetEngine.open(engine_url, rules, clock=clock))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
 
 
 def call(amount: str = "0.10", tenant: str = "acme", model: str = "any", **more: Any) -> Call:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from one_user import Clock
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, ConfigurationError
 
-NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 BUDGETS: list[dict[str, Any]] = [
     {"name": "all-day", "scope": "global", "limit": "$100", "window": "day"},
     {"name": "month", "scope": "tenant", "limit": "$100", "window": "month"},
@@ -23,20 +23,6 @@ BUDGETS: list[dict[str, Any]] = [
     {"name": "answers", "scope": "answer", "limit": "$50"},
 ]
 Spent = dict[str, Decimal | int | None]
-
-
-class Clock:
-    """A clock that stands still until it is told."""
-
-    now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@ import itertools
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_user import Clock
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
 from llm_budget_hooks.money import MAX_EXACT, to_decimal
@@ -30,21 +31,6 @@ POLICY = {"prices": PRICES, "budgets": BUDGETS, "store_timeout": "10s"}
 MOST = to_decimal(MAX_EXACT)
 ABSURD = Usage(searches=10**12)
 COUNTS = [name for name in Usage.__slots__ if name not in ("service_tier", "exact")]
-
-
-class Clock:
-    """A clock that stands still until it is told."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 11, 29, 12, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

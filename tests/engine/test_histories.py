@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from one_user import NOON, Clock
 
 from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
 
-NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 USER_DAY = {"name": "user-day", "scope": "user", "limit": "$100", "window": "day"}
 ANSWER = {"name": "ceiling", "scope": "answer", "limit": "$0.05"}
 PRICES = {"m": {"input": "$1", "output": "$2", "max_input_tokens": 100_000, "max_output_tokens": 64_000}}
 STEP = Decimal("0.005")
 Opened = Callable[..., BudgetEngine]
-
-
-class Clock:
-    """A clock that stands still until it is told."""
-
-    now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def engines(url: str, clock: Clock) -> Iterator[Opened]:
