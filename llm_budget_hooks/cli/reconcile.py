@@ -79,7 +79,7 @@ def _day(at: datetime) -> date:
 
 def _told(booked: Decimal, lines: int) -> str:
     if not lines:
-        return "Nothing is booked: of what is off, the books have no amount."
+        return "Nothing is booked: these books cannot say how much is owed."
     if not booked:
         return "Booked nothing: it is booked already and not in the ledger yet, or there is nothing to take back."
     amount = f"{'-' if booked < 0 else '+'}${abs(booked):,.4f}"
@@ -125,15 +125,18 @@ def show(found: Reconciliation, out: Console) -> None:
 
 def _seen(found: Reconciliation) -> Text:
     many, growing = len(found.lines), sum(1 for line in found.lines if not line.final)
+    beyond = sum(1 for line in found.lines if line.final and line.cause and not line.flagged)
     if found.flagged:
         said = [f"{len(found.flagged)} of {many} are off by more than 5 %."]
-    elif growing == many:
-        said = ["Nothing is final yet."]
+    elif growing + beyond == many:
+        said = ["Nothing can be compared." if beyond else "Nothing is final yet."]
     else:
-        said = [f"{'Of what is final, nothing' if growing else 'Nothing'} is off by more than 5 %."]
+        which = "Of what can be compared, nothing" if beyond else "Of what is final, nothing" if growing else "Nothing"
+        said = [f"{which} is off by more than 5 %."]
     if growing:
-        which = "is of a day" if growing == 1 else "are of days"
-        said.append(f"{growing} of {many} {which} that may still grow.")
+        said.append(f"{growing} of {many} {'is of a day' if growing == 1 else 'are of days'} that may still grow.")
+    if beyond:
+        said.append(f"{beyond} of {many} {'has' if beyond == 1 else 'have'} calls that these books do not know of.")
     if found.doubt:
         said.append(f"{found.doubt}.")
     return Text(" ".join(said), "red" if found.flagged else "yellow" if said[1:] else "green")

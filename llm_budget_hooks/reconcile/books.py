@@ -31,6 +31,8 @@ class Billed:
         output_tokens: what was generated.
         batch: whether it was served in a batch.
         tool: what was billed is the use of a tool, such as ``web search``, whichever model used it.
+        partial: other calls of this model may be in no line of these books, such as those that go past a proxy, so
+            that what the ledger has more is never taken back by them.
     """
 
     day: date
@@ -42,6 +44,7 @@ class Billed:
     output_tokens: int | None = None
     batch: bool = False
     tool: bool = False
+    partial: bool = False
 
 
 class Books(Protocol):

@@ -22,6 +22,7 @@ from llm_budget_hooks.reconcile.values import WEB_SEARCH
 _DAY: Final = timedelta(days=1)
 _LATE: Final = timedelta(hours=6)
 _SAME: Final = Decimal("0.01")
+_BEYOND: Final = "the ledger has calls that these books do not know of"
 _MARK: Final = "reconcile"
 _CORRECTION: Final = re.compile(
     rf"{_MARK} (?:(?P<provider>\S+) )?(?P<day>[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}) (?P<model>.+?): "
@@ -39,12 +40,14 @@ class Line:
         ledger: dollars in the ledger, corrections of this line included.
         billed: dollars in the provider's books.
         cause: why they probably differ; empty where they do not.
-        flagged: whether they differ by more than what is tolerated.
+        flagged: whether they differ by more than what is tolerated; not where the ledger has more because it has
+            calls that the books do not know of.
         final: False while the provider may still add to the day; such a line is not flagged.
         provider: whose books they are; None: of any.
         corrections: how many corrections of this line the ledger has.
         owed: dollars that `book` books for it: the difference of a line that is flagged; 0 where the books cannot
-            know, as they have no amount of its day or model.
+            know, as they have no amount of its day or model. Books that have a part of the calls take back what
+            was added by them, and no more.
     """
 
     day: date
@@ -102,7 +105,7 @@ class Reconciliation:
 class _Side:
     """What one side has of a model on a day; None where it does not say.
 
-    `stated` is whether there is an amount at all, `owners` whose it is.
+    `stated` is whether there is an amount at all, `owners` whose it is, `corrected` what corrections add up to.
     """
 
     cost: Decimal = Decimal(0)
@@ -114,7 +117,9 @@ class _Side:
     batch: bool = False
     tool: bool = False
     stated: bool = False
+    partial: bool = False
     corrections: int = 0
+    corrected: Decimal = Decimal(0)
     owners: set[str] = field(default_factory=set)
 
     def add(self, name: str, count: int | None) -> None:
@@ -177,17 +182,20 @@ class _Said:
     sides: _Sides
 
     def __post_init__(self) -> None:
-        stated = [key for key, side in self.sides.items() if side.stated]
-        self.days = {day for day, _ in stated}
-        self.priced = {name for _, name in stated}
+        whole = {key: side for key, side in self.sides.items() if not side.partial}
+        self.days = {day for (day, _), side in self.sides.items() if side.stated}
+        self.priced = {name for (_, name), side in whole.items() if side.stated}
         self.models = {name for _, name in self.sides}
-        self.owners = {owner for side in self.sides.values() for owner in side.owners if owner}
+        self.owners: dict[str, set[str]] = {}
+        for (_, name), side in whole.items():
+            self.owners.setdefault(name, set()).update(side.owners)
+        self.providers = set().union(*self.owners.values()) - {""}
 
     def has(self, name: str, owner: str) -> bool:
         """Whether they are about the calls of a model by a provider."""
         if self.provider is not None:
             return self.provider == owner or (not owner and name in self.models)
-        return name in self.models or owner in self.owners or not self.sides
+        return name in self.models or owner in self.providers or not self.sides
 
     def silence(self, key: tuple[date, str]) -> str:
         """Why they say nothing of a line; empty where they do. Books with the model on other days have it as 0."""
@@ -196,6 +204,11 @@ class _Said:
             return "the books have no amount of this day"
         known = key[1] in self.priced if side is None else side.stated
         return "" if known else "the books have no amount of this model"
+
+    def is_part(self, key: tuple[date, str]) -> bool:
+        """Whether there may be calls of a line that the books do not know of."""
+        side = self.sides.get(key)
+        return key[1] in self.models and key[1] not in self.owners if side is None else side.partial
 
     def corrected(self, reason: str, ours: _Sides) -> tuple[date, str] | None:
         """The line of these books that a correction was about, if it was about one."""
@@ -216,11 +229,8 @@ class _Said:
             return "The books have no amount of this span, and that is no bill of nothing; nothing is booked"
         if self.provider is not None:
             return ""
-        meant: dict[str, set[str]] = {}
-        for (_, name), side in self.sides.items():
-            meant.setdefault(name, set()).update(side.owners)
         for (_, name), side in sorted(ours.items()):
-            if others := side.owners - meant.get(name, side.owners):
+            if others := side.owners - self.owners.get(name, side.owners):
                 whose = " and ".join(other or "a provider that is not known" for other in sorted(others))
                 return (
                     f"It cannot be told whose books these are: the ledger has calls of {name} by {whose}. "
@@ -238,6 +248,7 @@ def _billed(lines: Iterable[Billed], owners: Owners) -> _Sides:
         side.stated |= line.cost is not None
         side.batch |= line.batch
         side.tool |= line.tool
+        side.partial |= line.partial
         side.owners |= set() if owner is None else {owner}
         for count_name, count in (("requests", line.requests), ("inputs", line.input_tokens)):
             side.add(count_name, count)
@@ -265,6 +276,7 @@ def _ours(ledger: Ledger, owners: Owners, since: date, until: date, said: _Said)
         if key is not None and since <= key[0] < until:
             side = sides.setdefault(key, _Side())
             side.cost += to_decimal(correction.booked_nusd)
+            side.corrected += to_decimal(correction.booked_nusd)
             side.corrections += 1
     return sides
 
@@ -290,11 +302,17 @@ def _add(side: _Side, run: Run) -> None:
 
 def _line(key: tuple[date, str], ours: _Side, said: _Said, tolerance: Decimal, final: bool) -> Line:
     billed = said.sides.get(key, _Side())
-    off = abs(billed.cost - ours.cost) > tolerance * billed.cost if billed.cost > 0 else billed.cost != ours.cost
+    lacks = billed.cost - ours.cost
+    off = abs(lacks) > tolerance * billed.cost if billed.cost > 0 else lacks != 0
+    line = Line(*key, ours.cost, billed.cost, "", off and final, final, corrections=ours.corrections)
+    if not off or not final:
+        return replace(line, cause="the day may still grow" if off else "")
+    if lacks < 0 and said.is_part(key):
+        if billed.requests is None or (ours.requests or 0) > billed.requests:
+            return replace(line, cause=_BEYOND, flagged=False)
+        return replace(line, cause=_cause(ours, billed), owed=max(lacks, -max(ours.corrected, Decimal(0))))
     silence = said.silence(key)
-    cause = "" if not off else (silence or _cause(ours, billed)) if final else "the day may still grow"
-    owed = billed.cost - ours.cost if off and final and not silence else Decimal(0)
-    return Line(*key, ours.cost, billed.cost, cause, off and final, final, corrections=ours.corrections, owed=owed)
+    return replace(line, cause=silence or _cause(ours, billed), owed=Decimal(0) if silence else lacks)
 
 
 def _cause(ours: _Side, billed: _Side) -> str:

@@ -109,16 +109,17 @@ def _billed(named: Mapping[str, Any]) -> Billed | None:
     model = tool or model_of_item(_needed(named, "model"))
     if not model:
         raise Unreadable(f"it names no model; accepted columns: {', '.join(_NAMES['model'])}")
-    counts = {name: None if (value := _of(named, name)) is None else _counted(name, value) for name in _COUNTS}
+    requests, inputs, cached, outputs = (_counted(name, _of(named, name)) for name in _COUNTS)
     tier = str(named.get("service_tier") or named.get("batch") or "").lower()
     cost = dollars(_needed(named, "cost"))
     day = day_of(_needed(named, "day"))
-    return Billed(day, model, cost, batch=tier in ("batch", "true", "1"), tool=tool is not None, **counts)
+    batch = tier in ("batch", "true", "1")
+    return Billed(day, model, cost, requests, inputs, cached, outputs, batch, tool is not None)
 
 
-def _counted(name: str, value: object) -> int:
+def _counted(name: str, value: object) -> int | None:
     try:
-        return count_of(value)
+        return None if value is None else count_of(value)
     except Unreadable as error:
         raise Unreadable(f"{name}: {error}") from None
 

@@ -129,7 +129,10 @@ class OpenAIBooks(_Remote):
 
 
 class AnthropicBooks(_Remote):
-    """Anthropic's usage and cost reports, with an admin key. Costs of the priority tier are in none of them."""
+    """Anthropic's usage and cost reports, with an admin key.
+
+    Costs of the priority tier are in none of them: a day on which a model was used in it is `Billed.partial`.
+    """
 
     provider: str | None = "anthropic"
 
@@ -151,7 +154,11 @@ class AnthropicBooks(_Remote):
 
 
 class LiteLLMBooks(_Remote):
-    """The spend logs of a LiteLLM proxy, with its master key or an admin's."""
+    """The spend logs of a LiteLLM proxy, with its master key or an admin's.
+
+    They know nothing of calls that did not go through the proxy, and the ledger does not tell which did: each line is
+    `Billed.partial`.
+    """
 
     def lines(self, since: date, until: date) -> Iterator[Billed]:
         """See `Books.lines`. Each logged call is a line; what the proxy served from its cache costs nothing."""
@@ -251,17 +258,19 @@ def _anthropic_cost(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
 def _anthropic_usage(bucket: dict[str, Any], result: dict[str, Any]) -> Billed:
     written = result.get("cache_creation") or {}
     cached = _count(result, "cache_read_input_tokens")
+    tier = str(result.get("service_tier") or "")
     inputs = _count(result, "uncached_input_tokens") + cached + sum(_count(written, name) for name in written)
     return Billed(
         day_of(bucket["starting_at"]), _model(result.get("model")), None, None, inputs, cached,
-        _count(result, "output_tokens"), result.get("service_tier") == "batch",
+        _count(result, "output_tokens"), tier == "batch", partial=tier.startswith("priority"),
     )  # fmt: skip
 
 
 def _litellm(row: dict[str, Any]) -> Billed:
+    asked = 0 if str(row.get("cache_hit")).lower() == "true" else 1
     return Billed(
-        day_of(row["startTime"]), _model(row.get("model")), dollars(row.get("spend") or 0), 1,
-        _count(row, "prompt_tokens"), None, _count(row, "completion_tokens"),
+        day_of(row["startTime"]), _model(row.get("model")), dollars(row.get("spend") or 0), asked,
+        _count(row, "prompt_tokens"), None, _count(row, "completion_tokens"), partial=True,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from io import StringIO
@@ -210,6 +211,10 @@ def line(day: int, *, billed: str = "0.4", cause: str = "", final: bool = True) 
     return Line(date(2026, 11, day), "gpt-4o", Decimal("0.4"), Decimal(billed), cause, bool(cause) and final, final)
 
 
+def beyond(day: int) -> Line:
+    return replace(line(day, billed="0.1", cause="x"), flagged=False)
+
+
 @pytest.mark.parametrize(
     ("lines", "doubt", "said"),
     [
@@ -227,6 +232,11 @@ def line(day: int, *, billed: str = "0.4", cause: str = "", final: bool = True) 
             [line(1, billed="1", cause="x"), line(2, final=False)], "",
             "1 of 2 are off by more than 5 %. 1 of 2 is of a day that may still grow.",
         ),
+        (
+            [line(1), beyond(2)], "",
+            "Of what can be compared, nothing is off by more than 5 %. 1 of 2 has calls that these books do not know",
+        ),
+        ([beyond(1), beyond(2)], "", "Nothing can be compared. 2 of 2 have calls that these books do not know of."),
         ([line(1, billed="1", cause="x")], "Whose is it? No booking", "1 of 1 are off by more than 5 %. Whose is it?"),
     ],
 )  # fmt: skip
@@ -265,7 +275,7 @@ def test_only_what_can_be_is_said_to_be_booked(kept: str, bill: Any, tmp_path: P
     done = llm_budget("reconcile", bill("0.50"), "--book", *named, *SPAN)
     assert "Booked +$0.1000 as 1 correction, in the windows of today" in done.stdout
     again = llm_budget("reconcile", bill("0.50"), "--book", *named, *SPAN)
-    assert (again.exit_code, "Nothing is booked: of what is off, the books have no amount." in again.stdout) == (
+    assert (again.exit_code, "Nothing is booked: these books cannot say how much is owed." in again.stdout) == (
         1,
         True,
     )

@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books_server import BooksServer, openai_bucket, openai_usage, paged
-from ledgers import DAY, NEXT, NOON, Written
+from books_server import (
+    BooksServer,
+    anthropic_bucket,
+    anthropic_cost,
+    anthropic_usage,
+    openai_bucket,
+    openai_usage,
+    paged,
+    spend_logs,
+    spend_row,
+)
+from ledgers import DAY, NEXT, NOON, Kept, Written
 
 from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.errors import ConfigurationError
-from llm_budget_hooks.reconcile import Billed, Books, OpenAIBooks, book, reconcile
+from llm_budget_hooks.reconcile import AnthropicBooks, Billed, Books, LiteLLMBooks, OpenAIBooks, book, reconcile
 
 RULES = {"budgets": [{"name": "all", "scope": "global", "limit": "$50", "window": "month"}]}
 LATER = NOON + timedelta(days=10)
@@ -156,3 +166,58 @@ def test_a_call_is_its_providers_whatever_model_it_names_and_whoever_prices_it(t
         (line,) = one.compare(Written(bill, provider=provider)).lines
         assert line.ledger == Decimal(ours), provider
     one.engine.close()
+
+
+def proxy(server: BooksServer, *rows: dict[str, Any]) -> LiteLLMBooks:
+    server.routes["/spend/logs/v2"] = spend_logs(list(rows))
+    return LiteLLMBooks("sk", server.url)
+
+
+def test_calls_past_a_proxy_are_not_taken_back_by_its_logs(owner: Callable[..., Owner], server: BooksServer) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.40")
+    one.call("gpt-4o", "0.30")
+    one.call("gpt-4o", "0.20", day=NEXT)
+    one.call("o3", "0.10")
+    books = proxy(server, spend_row(1, "2026-11-01T10:00:00+00:00", 0.40), spend_row(2, "2026-11-03T10:00:00+00:00", 0))
+    result = one.compare(books)
+    assert [(line.day, line.flagged, line.cause) for line in result.lines if line.ledger] == [
+        (DAY, False, "the ledger has calls that these books do not know of"),
+        (NEXT, False, "the ledger has calls that these books do not know of"),
+    ]
+    assert (book(one.engine, result), one.spent) == (0, 1)
+
+
+def test_calls_from_a_proxys_cache_cost_nothing_and_hide_no_calls_past_it(kept: Kept, server: BooksServer) -> None:
+    for _ in range(2):
+        kept.call("gpt-4o", "0.40")
+    rows = [spend_row(n, "2026-11-01T10:00:00+00:00", 0.4 * (n == 0), cache_hit=str(n > 0)) for n in range(2)]
+    (line,) = kept.against(proxy(server, *rows)).lines
+    assert (line.flagged, line.cause) == (False, "the ledger has calls that these books do not know of")
+
+
+def test_what_a_proxys_logs_added_they_take_back_and_no_more(owner: Callable[..., Owner], server: BooksServer) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.40")
+    rows = [spend_row(n, "2026-11-01T10:00:00+00:00", 0.40) for n in range(2)]
+    assert one.book(proxy(server, *rows)) == Decimal("0.4")
+    one.call("gpt-4o", "0.60")  # the ledger of another process comes late
+    (line,) = one.compare(proxy(server, *rows)).flagged
+    assert (line.difference, line.owed) == (Decimal("-0.6"), Decimal("-0.4"))
+    assert one.book(proxy(server, *rows)) == Decimal("-0.4")
+    assert (one.book(proxy(server, *rows)), one.spent) == (0, 1)
+
+
+def test_calls_in_a_tier_that_no_report_has_the_cost_of_are_not_taken_back(
+    owner: Callable[..., Owner], server: BooksServer
+) -> None:
+    one = owner()
+    model = "claude-sonnet-4-5"
+    one.call(f"anthropic/{model}", "0.40")
+    cost, used = anthropic_cost(model, "10"), anthropic_usage(model, 10, 0, 0, 9)
+    routes = {"/v1/organizations/cost_report": paged([anthropic_bucket(str(DAY), cost)])}
+    for tier, flagged in (("standard", True), ("priority", False)):
+        bucket = anthropic_bucket(str(DAY), used, anthropic_usage(model, 10, 0, 0, 9, tier))
+        server.routes = routes | {"/v1/organizations/usage_report/messages": paged([bucket])}
+        (line,) = one.compare(AnthropicBooks("sk", server.url)).lines
+        assert (line.flagged, bool(line.owed)) == (flagged, flagged), tier
