@@ -195,8 +195,8 @@ class Planner:
         price, kept, guess, read, since_ms = None, None, None, "", MAX_AMOUNT
         if actual is None:
             price = compiled.price
-            if price is not None and price.changes:
-                price = self.price(call.model)
+            if price is not None and price.varies:
+                price = price.now(now_ms)
             if compiled.learns:
                 kept = self._histories(call, compiled, tenant, price)
                 if kept[0]:

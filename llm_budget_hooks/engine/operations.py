@@ -233,10 +233,10 @@ class Operations(Answers):
     ) -> tuple[int | None, tuple[str, ...]]:
         """The price of a usage at the instant of its reserve, as the model that served, and remarks on it."""
         if price is None:
-            price = self._planner.price(served) if served else None
+            price, served = self._planner.price(served) if served else None, None
             if price is None:
                 return None, _NO_REMARKS
-        elif served is not None or price.changes:
+        if served is not None or price.varies:
             price = self.prices.served(price, served, at_ms=at_ms)
         cost, remarks = price.cost_nusd(usage, asked_tier=tier), price.remarks(usage) if told else _NO_REMARKS
         return cost, remarks if cost < MAX_EXACT else (*remarks, "it cost more than is counted")
@@ -435,7 +435,7 @@ class Operations(Answers):
         known, remarks = checked_cost("charge", "cost", cost) if cost is not None else None, _NO_REMARKS
         if known is None and usage is not None:
             price = self._planner.price(call.model)
-            known, remarks = self._cost_at(usage, None, price, call.service_tier, None, self._followed)
+            known, remarks = self._cost_at(usage, None, price, call.service_tier, self.now_ms(), self._followed)
             if known is None:
                 unknown = PriceUnknown(f"No price is known for model {call.model!r}, so its usage cannot be charged.")
                 yield from self._turned_away(call, unknown)

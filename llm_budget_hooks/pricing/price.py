@@ -105,6 +105,7 @@ class Price:
         max_output_tokens: the largest output in tokens, or None.
         unpriced: the classes of tokens without a rate, charged at the plain one.
         changes: what it costs from some instants on, in ms since the epoch, in their order.
+        earlier: the same of the past, from 0 to what holds now; empty where `changes` are all that there ever are.
         off_peak: when it costs less, and what; None if it always costs the same.
         searches_once: a call that searched pays for one search, however many it made.
         is_free: nothing that this model does costs anything.
@@ -125,6 +126,7 @@ class Price:
     _tier_bounds: Mapping[str, Ceilings]
     _loose: int
     changes: tuple[tuple[int, Price], ...] = ()
+    earlier: tuple[tuple[int, Price], ...] = ()
     off_peak: tuple[Hours, Price] | None = None
     searches_once: bool = False
     is_free: bool = field(init=False, compare=False)
@@ -176,19 +178,36 @@ class Price:
         Args:
             ms: the instant, in ms since the epoch.
         """
-        if not self.changes and self.off_peak is None:
+        if not self.varies:
             return self
         found = self
-        for since, changed in self.changes:
+        for since, changed in (*self.earlier, *self.changes):
             if ms >= since:
                 found = changed
         if found.off_peak is not None and found.off_peak[0].have(ms):
             found = found.off_peak[1]
         return found if found.priced_as == self.priced_as else replace(found, priced_as=self.priced_as)
 
-    def now(self) -> Price:
-        """What it costs today, at the hours when it costs most."""
-        return replace(self, off_peak=None).at(int(time() * 1000)) if self.changes else self
+    @property
+    def varies(self) -> bool:
+        """Whether it costs something else at other instants."""
+        return bool(self.changes or self.earlier) or self.off_peak is not None
+
+    def now(self, ms: int | None = None) -> Price:
+        """What it costs today, or on the day of an instant, at the hours when it costs most.
+
+        It knows what it costs at other instants: see `at`.
+        """
+        if not self.changes and not self.earlier:
+            return self
+        now = int(time() * 1000) if ms is None else ms
+        if self.earlier and self.earlier[-1][0] <= now and (not self.changes or now < self.changes[0][0]):
+            return self
+        known = (*(self.earlier or ((0, replace(self, changes=())),)), *self.changes)
+        past = tuple(one for one in known if one[0] <= now)
+        return replace(
+            past[-1][1], off_peak=None, earlier=past, changes=known[len(past) :], priced_as=self.priced_as
+        )  # fmt: skip
 
     def cost_nusd(self, usage: UsageCounts, *, asked_tier: str | None = None) -> int:
         """What a call cost.

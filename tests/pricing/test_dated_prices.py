@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llm_budget_hooks import BudgetEngine, Call
 from llm_budget_hooks.errors import ConfigurationError, PriceUnknown
 from llm_budget_hooks.models import Policy, Usage
 from llm_budget_hooks.money import to_decimal
@@ -65,13 +66,42 @@ def test_a_change_says_everything_anew() -> None:
     ]  # fmt: skip
 
 
-def test_a_past_call_keeps_its_price() -> None:
+@pytest.mark.parametrize("since", ["2020-01-01", "2099-01-01"])
+def test_a_past_call_keeps_its_price(since: str) -> None:
     before = PriceBook({"x": {k: v for k, v in CHANGED["x"].items() if k != "changes"}})
-    after = PriceBook(CHANGED)
-    call = ms("2026-11-30T12:00Z")
+    after = PriceBook({"x": {**CHANGED["x"], "changes": [{"from": since, "input": 7, "output": 7}]}})
+    call = ms("2019-11-30T12:00Z")
     held = before.price("x", at_ms=call)
-    assert after.served(after.price("x"), None, at_ms=call).cost_nusd(MILLION) == held.cost_nusd(MILLION)
-    assert after.served(after.price("x"), "x", at_ms=call).cost_nusd(MILLION) == held.cost_nusd(MILLION)
+    now = after.price("x")
+    assert to_decimal(now.cost_nusd(MILLION)) == (7 if since < "2026" else 3)
+    assert after.served(now, None, at_ms=call).cost_nusd(MILLION) == held.cost_nusd(MILLION)
+    assert after.served(now, "x", at_ms=call).cost_nusd(MILLION) == held.cost_nusd(MILLION)
+    assert now.now(call).now() == now
+
+
+def test_a_call_at_cheap_hours_is_booked_so_whether_or_not_the_answer_names_its_model() -> None:
+    book = PriceBook()
+    name = off_peak()[0]
+    sunday = ms("2026-11-29T12:00Z")
+    cheap = book.price(name, at_ms=sunday).cost_nusd(MILLION)
+    engine = BudgetEngine.open("memory://", {}, clock=lambda: datetime.fromtimestamp(sunday / 1000, UTC))
+    for served in (None, name):
+        held = engine.reserve(Call(model=name, input_tokens=10, max_output_tokens=10))
+        assert engine.settle(held, usage=MILLION, model=served).cost_nusd == cheap
+    held = engine.reserve(Call(model=name, input_tokens=10, max_output_tokens=10))
+    assert engine.settle(held.id, usage=MILLION).cost_nusd == cheap
+    assert engine.charge(Call(model=name), usage=MILLION).cost_nusd == cheap
+    engine.close()
+
+
+def test_a_settle_by_id_keeps_the_price_of_its_reserve() -> None:
+    long_ago = datetime(2019, 11, 30, 12, tzinfo=UTC)
+    changed = {**CHANGED["x"], "changes": [{"from": "2020-01-01", "input": 7, "output": 7}]}
+    policy = {"prices": {"x": changed}, "budgets": [{"scope": "global", "limit": "$100", "window": "day"}]}
+    with BudgetEngine.open("memory://", policy, clock=lambda: long_ago) as engine:
+        for named in (None, "x"):
+            held = engine.reserve(Call(model="x", input_tokens=10, max_output_tokens=10))
+            assert engine.settle(held.id, usage=MILLION, model=named).cost == 3
 
 
 def test_without_an_instant_today_counts() -> None:
