@@ -52,12 +52,12 @@ def parse_nusd(value: object) -> int:
 
 def parse_limit(value: object) -> int:
     """Same as `parse_nusd`, for the limit of an account: at most `MAX_LIMIT_NUSD`."""
-    return _at_most(MAX_LIMIT_NUSD, parse_nusd(value), "limit")
+    return _at_most(MAX_LIMIT_NUSD, parse_nusd(value), "a limit")
 
 
 def parse_amount(value: object) -> int:
     """Same as `parse_nusd`, for what one call costs: at most `MAX_CALL_NUSD`."""
-    return _at_most(MAX_CALL_NUSD, parse_nusd(value), "amount of one call")
+    return _at_most(MAX_CALL_NUSD, parse_nusd(value), "an amount of one call")
 
 
 def parse_correction(value: object) -> int:
@@ -66,7 +66,7 @@ def parse_correction(value: object) -> int:
     A correction is at most `MAX_LIMIT_NUSD` either way. Fractions are rounded towards more spend.
     """
     nusd = _signed_nusd(value)
-    _at_most(MAX_LIMIT_NUSD, abs(nusd), "correction")
+    _at_most(MAX_LIMIT_NUSD, abs(nusd), "a correction")
     return nusd
 
 
@@ -127,7 +127,7 @@ def _is_negative(value: object) -> bool:
 
 def _at_most(most: int, nusd: int, what: str) -> int:
     if nusd > most:
-        raise ValueError(f"{format_usd(nusd)} is too large: a {what} is at most ${most // NUSD:,}")
+        raise ValueError(f"{format_usd(nusd)} is too large: {what} is at most ${most // NUSD:,}")
     return nusd
 
 

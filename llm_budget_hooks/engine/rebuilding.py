@@ -272,7 +272,7 @@ def _enter(account: _Account, at_ms: int, amount: int, now_ms: int) -> None:
 
 def _amounts(run: Run, seen: set[tuple[str, ...]]) -> dict[int, int]:
     """What a row of the ledger adds to each meter."""
-    first = run.status != "late" and not (run.kind == "released" and run.booked_nusd)
+    first = not run.is_again
     asked = (run.tenant, run.user, run.utterance)
     new = first and asked not in seen
     seen.add(asked)

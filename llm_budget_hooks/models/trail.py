@@ -106,6 +106,11 @@ class Run:
     images: int = 0
     searches: int = 0
 
+    @property
+    def is_again(self) -> bool:
+        """Whether it is another end of a call that had ended before."""
+        return self.status == "late" or (self.kind == "released" and self.booked_nusd != 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:

@@ -2,7 +2,9 @@
 
 What the ledger does not know is not made up. It has the instant at which a call ended, not the one at which it began:
 a call is reserved and settled at its end, so budgets of ``in_flight`` never refuse here. A call is held at the
-estimate that it was held at. An answer ends with its first refusal; whoever would have come again later is not in
+estimate that it was held at, up to $100,000. A call whose outcome was learnt later counts where it ended first, with
+its last cost; if that was before the span, it is none of its calls. An answer ends with its first refusal; whoever
+would have come again later is not in
 the figures, so what is saved is the most that it can be. Calls that were refused at the time are not in them either,
 as nobody knows what they would have cost, nor are overrides, corrections and runs that were pruned.
 """
@@ -20,8 +22,9 @@ from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.ledger import Ledger, every
 from llm_budget_hooks.models import Call, Policy, Usage, instant
+from llm_budget_hooks.models.calls import MAX_TOKENS
 from llm_budget_hooks.models.trail import Event, Run
-from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.money import MAX_CALL_NUSD, MAX_EXACT, to_decimal
 from llm_budget_hooks.whatif.results import Day, Refused, WhatIf
 from llm_budget_hooks.windows import Window
 
@@ -128,6 +131,7 @@ class _Replay:
         self._asked: OrderedDict[tuple[str, str, str], _Asked] = OrderedDict()
         self._provisional: dict[str, Reservation] = {}
         self._turned_away: dict[str, int] = {}
+        self._first_day: dict[str, int] = {}
         self._refused: list[Refused] = []
         self._saved: list[list[int]] = []
         self._days: dict[int, list[int]] = {}
@@ -154,9 +158,14 @@ class _Replay:
         return WhatIf(self.calls, to_decimal(sum(sums[0] for sums in self._days.values())), refused, days)
 
     def _run(self, run: Run) -> None:
-        self._today()[0] += run.booked_nusd
+        known = run.id in self._first_day
+        if not known and run.is_again:
+            return
+        if not known and run.kind != "settled":
+            self._first_day[run.id] = self._begins()
+        self._day_of(run)[0] += run.booked_nusd
         held = self._provisional.pop(run.id, None)
-        if held is None and run.id in self._turned_away:
+        if known and held is None:
             self._not_made(self._turned_away[run.id], run, 0)
             return
         if held is None:
@@ -183,8 +192,7 @@ class _Replay:
 
     def _end(self, held: Reservation, run: Run) -> None:
         if run.kind == "settled":
-            usage = Usage(input_tokens=run.input_tokens, output_tokens=run.output_tokens)
-            self._engine.settle(held, cost=to_decimal(run.cost_nusd), usage=usage)
+            self._settle(held, run)
         else:
             self._provisional[run.id] = held
             end = self._engine.release if run.kind == "released" else self._engine.settle
@@ -192,6 +200,13 @@ class _Replay:
         asked = self._asked.get((run.tenant, run.user, run.utterance))
         if asked is not None and self._engine.limits_answers(run.tenant, run.feature or None):
             self._finish(asked, run)
+
+    def _settle(self, held: Reservation, run: Run) -> None:
+        """Settle at what the row says, which can be more than an engine lets its caller say."""
+        usage = Usage(input_tokens=_count(run.input_tokens), output_tokens=_count(run.output_tokens))
+        finish = self._engine._settling(held, usage, 0, None)
+        finish.cost_nusd = min(max(run.cost_nusd, 0), MAX_EXACT)
+        self._engine.run(self._engine._settle_behind(held, finish, usage))
 
     def _finish(self, asked: _Asked, run: Run) -> None:
         """An answer that costs more than its ceiling is refused, though it is paid for."""
@@ -235,17 +250,25 @@ class _Replay:
             )
         )  # fmt: skip
         self._saved.append([0, 0])
-        self._today()[2] += 1
+        self._sums(self._begins())[2] += 1
         return len(self._refused) - 1
 
     def _not_made(self, turned_away: int, run: Run, calls: int) -> None:
         sums = self._saved[turned_away]
         sums[0] += calls
         sums[1] += run.booked_nusd
-        self._today()[1] += run.booked_nusd
+        self._day_of(run)[1] += run.booked_nusd
 
-    def _today(self) -> list[int]:
-        return self._days.setdefault(self._day.bounds(self._now_ms)[0], [0, 0, 0])
+    def _begins(self) -> int:
+        """The start of the day of now."""
+        return self._day.bounds(self._now_ms)[0]
+
+    def _day_of(self, run: Run) -> list[int]:
+        """The sums of the day on which a call ended first."""
+        return self._sums(self._first_day.get(run.id, self._begins()))
+
+    def _sums(self, begins: int) -> list[int]:
+        return self._days.setdefault(begins, [0, 0, 0])
 
 
 def _days_of(zone: str) -> Window:
@@ -257,6 +280,11 @@ def _days_of(zone: str) -> Window:
 def _call(run: Run, asked: _Asked | None) -> Call:
     return Call(
         model=run.model or "unknown", tenant=run.tenant, user=run.user or None, feature=run.feature or None,
-        step=run.step, utterance=run.utterance if asked is not None else None, amount=to_decimal(run.estimate_nusd),
-        input_tokens=run.input_tokens, max_output_tokens=run.output_tokens,
+        step=run.step, utterance=run.utterance if asked is not None else None,
+        amount=to_decimal(min(max(run.estimate_nusd, 0), MAX_CALL_NUSD)),
+        input_tokens=_count(run.input_tokens), max_output_tokens=_count(run.output_tokens),
     )  # fmt: skip
+
+
+def _count(tokens: int) -> int:
+    return min(max(tokens, 0), MAX_TOKENS)

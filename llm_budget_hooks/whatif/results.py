@@ -49,7 +49,7 @@ class Day:
 
     Attributes:
         name: ``2026-11-30``.
-        spent: what was booked on it, in dollars.
+        spent: what the calls that ended on it have cost, in dollars, as far as the span knows.
         saved: the part of it that the policy would have saved.
         refused: how many calls or answers it would have turned away.
     """
@@ -90,7 +90,7 @@ class WhatIf:
         calls: how many calls were replayed.
         spent: what they have cost, in dollars.
         refused: what would have been turned away, in order.
-        days: all days on which something was booked, in order.
+        days: all days on which a call ended or something was refused, in order.
     """
 
     calls: int

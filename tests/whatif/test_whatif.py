@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -273,3 +274,60 @@ def test_a_policy_of_a_preset_is_replayed_too(traffic: Traffic) -> None:
         traffic.call("0.60")
     traffic.engine.flush()
     assert [one.budget for one in whatif(traffic.url, Policy.preset("zeno")).refused] == ["user-day"]
+
+
+def test_rows_above_what_a_call_may_hold_are_replayed_at_what_they_cost(traffic: Traffic) -> None:
+    policy = {"prices": {"x": {"input": 3, "output": 15, "per_search": "$1000"}}}
+    engine = traffic.opened(policy)
+    engine.settle(engine.reserve(Call(model="x", tenant="acme", user="u1", amount=1)), usage=Usage(searches=150))
+    traffic.now += timedelta(minutes=1)
+    engine.charge(Call(model="x", tenant="acme", user="u1"), usage=Usage(searches=10**12), force=True)
+    engine.flush()
+    engine.close()
+    traffic.call("1", user="u2")
+    traffic.call("1")
+    found = traffic.under(USER_DAY | {"limit": "$150000"})
+    assert (found.calls, found.spent) == (4, Decimal("9157201.254740992"))
+    assert [(one.calls, one.user, one.saved) for one in found.refused] == [
+        (1, "u1", Decimal("9007199.254740992")), (1, "u1", Decimal(1)),
+    ]  # fmt: skip
+
+
+def test_any_row_that_a_ledger_can_hold_is_replayed(traffic: Traffic) -> None:
+    most = 2**60
+    facts = run_facts("acme", "u1", None, None, None, "", most, "")
+    actual = json.dumps([None, most, True, [], most, 0, 0, 0, most, 0, 0, 0, 0, 0])
+    at_ms = round(BEGAN.timestamp() * 1000)
+    kinds = ("settled", "charged", "expired", "released")
+    traffic.engine.ledger.write([
+        Entry(str(at), at_ms + at, kind, f"r{at}", "open", facts, actual) for at, kind in enumerate(kinds)
+    ])  # fmt: skip
+    tokens = {"name": "tokens", "scope": "user", "meter": "tokens", "limit": 10**15, "window": "day"}
+    found = traffic.under(tokens, USER_DAY)
+    assert found.calls == 4
+
+
+@pytest.mark.parametrize("end", ["settle", "release"])
+def test_a_call_counts_where_it_ended_first_and_what_is_learnt_later_counts_there_too(
+    traffic: Traffic, end: str
+) -> None:
+    held = [traffic.engine.reserve(Call(model="gpt-4o", tenant="acme", user="u1", amount=5)) for _ in range(2)]
+    for one in held:
+        traffic.engine.settle(one)
+    traffic.now += timedelta(minutes=30)
+    between = traffic.now
+    traffic.call("0.50")
+    traffic.now += timedelta(days=1)
+    for one in held:
+        if end == "settle":
+            traffic.engine.settle(one, cost=1)
+        else:
+            traffic.engine.release(one)
+    told = 1 if end == "settle" else 0
+    found = traffic.under(USER_DAY | {"limit": "$6"})
+    assert [(day.name, day.spent, day.saved) for day in found.days] == [
+        ("2026-11-01", Decimal("0.5") + 2 * told, Decimal(told)),
+    ]  # fmt: skip
+    late = traffic.under(USER_DAY | {"limit": "$6"}, since=between)
+    assert (late.calls, late.spent, late.saved) == (1, Decimal("0.5"), 0)
+    assert [(day.name, day.spent) for day in late.days] == [("2026-11-01", Decimal("0.5"))]
