@@ -27,13 +27,13 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from figures import Figure, closed, options
-from pairs import USAGE, bare_evalsha, call_of, client_of, engine_on
+from pairs import USAGE, call_of, client_of, engine_on
 from redis.asyncio import Redis
 from rounds import Operation, alternate, ratio
 from speed import BARE, REDIS_MOST, USERS, beside, pin, servers
 
-from llm_budget_hooks import StoreUnavailable, Usage
-from llm_budget_hooks.testing import available_servers
+from llm_budget_hooks import BudgetEngine, StoreUnavailable, Usage
+from llm_budget_hooks.testing import RedisServer, available_servers
 
 STORES = ("memory", "sqlite", "redis")
 TASKS, EACH, PROCESSES = 50, 8, 4
@@ -47,6 +47,7 @@ def main() -> int:
         print(json.dumps(worked(*given.worker)))
         return 0
     with ExitStack() as stack:
+        pin(0)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="throughput-")))
         return closed(list(taken(given, folder, stack)), "How many pairs there are in a second", given.json)
 
@@ -65,6 +66,7 @@ def taken(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Iterator
             for server in servers(stack, [*available_servers()]):
                 of = f"redis {server.version}"
                 yield from by_tasks(of, server.url, 2 if given.short else 5)
+                yield from by_server(of, server)
                 yield from by_processes(of, server.url, seconds, turns, core=0)
         elif store == "sqlite":
             yield from by_tasks(store, f"sqlite:///{folder / 'tasks.db'}", 2)
@@ -75,21 +77,13 @@ def taken(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Iterator
 
 def by_tasks(of: str, url: str, repeats: int) -> Iterator[Figure]:
     """Pairs of fifty tasks, and as many bare scripts where there are scripts."""
-    pin(0)
     with asyncio.Runner() as runner, engine_on(url) as engine:
-        chance = random.Random(1)
-
-        async def pair() -> None:
-            held = await engine.areserve(call_of(chance.randrange(USERS)))
-            await engine.asettle(held, usage=Usage(**USAGE))
-
-        operations = [crowd(runner, pair)]
+        operations = [crowd(runner, pair_on(engine))]
         if url.startswith("redis"):
             client = Redis.from_url(url, max_connections=TASKS)
             with client_of(url) as blocking:
                 sha = blocking.script_load("return 1")
-                bare_evalsha(blocking)()
-            operations.append(crowd(runner, lambda: client.evalsha(sha, 1, "reference")))
+                operations.append(crowd(runner, lambda: client.evalsha(sha, 1, "reference")))
         timed = alternate([(each, 1) for each in operations], rounds=10, repeats=repeats)
         mine, *bare = [type(each)(tuple(us / (TASKS * EACH) for us in each.medians)) for each in timed]
         yield Figure(of, f"pairs of {TASKS} tasks", 1e6 / mine.us, "a second")
@@ -98,6 +92,35 @@ def by_tasks(of: str, url: str, repeats: int) -> Iterator[Figure]:
             yield Figure(of, what, ratio(mine, other), "x", beside(name, other), REDIS_MOST)
             runner.run(client.aclose())
         runner.run(engine.aclose())
+
+
+def by_server(of: str, server: RedisServer) -> Iterator[Figure]:
+    """The pairs that one server can do, by the processor's time that it takes for one, network and all."""
+    path = Path(f"/proc/{server.pid}/schedstat")
+    if not path.exists():
+        return
+    with asyncio.Runner() as runner, engine_on(server.url) as engine:
+        work = crowd(runner, pair_on(engine))
+        work()
+        taken = []
+        for _ in range(20):
+            before = int(path.read_text().split()[0])
+            work()
+            taken.append((int(path.read_text().split()[0]) - before) / 1e3 / (TASKS * EACH))
+        runner.run(engine.aclose())
+    us = median(taken)
+    yield Figure(of, "pairs that fill one server", 1e6 / us, "a second", f"{us:.0f} µs of its processor for each")
+
+
+def pair_on(engine: BudgetEngine) -> Callable[[], Awaitable[object]]:
+    """Reserve and settle, each time for another user."""
+    chance = random.Random(1)
+
+    async def pair() -> None:
+        held = await engine.areserve(call_of(chance.randrange(USERS)))
+        await engine.asettle(held, usage=Usage(**USAGE))
+
+    return pair
 
 
 def crowd(runner: asyncio.Runner, once: Callable[[], Awaitable[object]]) -> Operation:
@@ -138,7 +161,7 @@ def by_processes(of: str, url: str, seconds: float, turns: int, core: int | None
     least, most = (SHARE_LEAST, WAIT_MOST_MS) if judged else (None, None)
     yield Figure(of, what, median(shares), "x", f"one process, {turns} turns", least=least)
     told = f"median {waits[499]:.2f} ms, longest {max(wait for each in four for wait in each.waits):,.0f} ms"
-    yield Figure(of, f"wait of {PROCESSES} processes, 99 of 100 within", waits[989], "ms", told, most)
+    yield Figure(of, f"longest wait in {PROCESSES} processes, of 99 of 100", waits[989], "ms", told, most)
     if judged:
         yield Figure(of, "calls that found it locked for 5 s", sum(each.locked for each in four), "", "", 0)
 
