@@ -149,7 +149,8 @@ class PriceBook:
         found = self._first(exact, via)
         if found is not None:
             return found
-        freer = [Reading(r.provider, name) for r in exact for name in relaxed(r.name)]
+        sellers_first = sorted(exact, key=lambda reading: reading.provider is None)
+        freer = [Reading(r.provider, name) for r in sellers_first for name in relaxed(r.name)]
         opener = [other for r in (*exact, *freer) for other in opened(r)]
         found = self._first(freer, via) or self._first(opener, via)
         if found is None:

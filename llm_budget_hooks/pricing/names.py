@@ -55,7 +55,8 @@ _ARN: Final = re.compile(r"arn:aws[a-z-]*:bedrock:([a-z0-9-]*):[0-9]*:(foundatio
 _ANY_ARN: Final = re.compile(r"(arn:aws[a-z-]*:[a-z-]+:[a-z0-9-]*:)[0-9]+")
 _MAX_LENGTH: Final = 500
 _MAX_SEGMENTS: Final = 8
-_RESOURCE: Final = re.compile(r"^(?:projects/[^/]+/locations/[^/]+/)?publishers/[^/]+/models/|^models/")
+_VERTEX: Final = re.compile(r"(?:projects/[^/]+/locations/[^/]+/)?publishers/([^/]+)/models/")
+_AT_VERTEX: Final = re.compile(r"[^@/:]+@[^@/:]+")
 
 
 class Reading(NamedTuple):
@@ -90,12 +91,21 @@ def readings(model: str, provider: str | None = None) -> Iterator[Reading]:
     if len(model) > _MAX_LENGTH or model.count("/") > _MAX_SEGMENTS:
         return
     served_by = provider_of(provider) if provider else None
-    rest = _RESOURCE.sub("", model.strip())
+    rest = model.strip().removeprefix("models/")
+    path = _VERTEX.match(rest)
+    if path is not None:
+        rest = rest[path.end() :]
+    if path is not None and served_by in (None, "vertex_ai"):
+        yield Reading("vertex_ai", f"{path[1]}/{rest}")
+    if served_by is None and path is not None:
+        yield Reading("vertex_ai", rest)
     arn = _ARN.search(rest)
     if arn is not None:
         yield Reading("bedrock", f"{arn[1]}/{arn[3]}")
         served_by, rest = "bedrock", arn[3]
     yield Reading(served_by, rest)
+    if served_by is None and _AT_VERTEX.fullmatch(rest):
+        yield Reading("vertex_ai", rest)
     rest = _slashed(rest)
     while "/" in rest and not rest.startswith("arn:"):
         head, rest = rest.split("/", 1)

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -233,3 +234,28 @@ def test_a_call_is_priced_in_a_few_microseconds() -> None:
             BOOK.price("gpt-4o").cost_nusd(usage)
         rounds.append((time.perf_counter() - began) / 100)
     assert min(rounds) < 20e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "key"),
+    [
+        ("projects/p/locations/us-east5/publishers/anthropic/models/claude-sonnet-4-5@20250929", None,
+         "vertex_ai/claude-sonnet-4-5@20250929"),
+        ("publishers/anthropic/models/claude-opus-4-5", None, "vertex_ai/claude-opus-4-5"),
+        ("claude-sonnet-4-5@20250929", None, "vertex_ai/claude-sonnet-4-5@20250929"),
+        ("claude-haiku-4-5@default", None, "vertex_ai/claude-haiku-4-5"),
+        ("claude-sonnet-4-5@20250929", "anthropic", "claude-sonnet-4-5-20250929"),
+        ("publishers/google/models/gemini-2.5-flash", None, "gemini-2.5-flash"),
+        ("claude-sonnet-4-5", None, "claude-sonnet-4-5"),
+        ("gpt-4o@eu", None, "gpt-4o"),
+        ("publishers/deepseek-ai/models/deepseek-v3.1-maas", None, "vertex_ai/deepseek-ai/deepseek-v3.1-maas"),
+        ("publishers/deepseek-ai/models/deepseek-v3.1-maas", "google_vertexai",
+         "vertex_ai/deepseek-ai/deepseek-v3.1-maas"),
+    ],
+)  # fmt: skip
+def test_a_path_and_a_version_of_vertex_are_priced_as_vertex_sells_them(
+    name: str, provider: str | None, key: str
+) -> None:
+    price = PriceBook().price(name, provider)
+    assert price.model == key
+    assert PriceBook().price(price.model) == replace(price, priced_as=None), "what the hold keeps names the same price"
