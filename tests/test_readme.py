@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.util import find_spec
@@ -15,17 +16,18 @@ from typing import Any
 
 import pytest
 
-from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks import BudgetEngine, Usage
 from llm_budget_hooks.alerts.webhook import signature
 from llm_budget_hooks.money import to_decimal
+from llm_budget_hooks.pricing import PriceBook, own
 from llm_budget_hooks.testing import FakeProvider
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-(RULES,) = (text for language, text in BLOCKS if language == "toml")
+RULES, PRICES = (text for language, text in BLOCKS if language == "toml")
 COMMANDS = [text.strip() for language, text in BLOCKS if language == "sh"]
 EXAMPLES = [text for language, text in BLOCKS if language == "python"]
-ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE, RECEIVER = EXAMPLES
+ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE, PRICED, RECEIVER = EXAMPLES
 SPOKEN = "Good morning!"
 
 
@@ -140,6 +142,36 @@ def test_the_example_without_a_framework_shows_what_was_held_and_spent(tmp_path:
     ]
 
 
+def test_the_example_of_prices_books_what_they_say(tmp_path: Path) -> None:
+    share, tables = PRICES.split("\n", 1)
+    (ran,) = run(tmp_path, [(PRICED, f"{share}\n{RULES}\n{tables}")]).runs
+    cost = Decimal(200 * 3 + 1000 * 3 * Decimal("0.1") + 88 * 15) / 10**6
+    assert ran.said == f"1200 1000 {cost.normalize()}"
+    assert ran.spent("default", "")["user-day"] == cost
+
+
+def test_every_key_of_a_price_is_in_the_readme_and_has_the_default_that_it_says() -> None:
+    table = README.partition("| key of `[prices.MODEL]` |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`\[*([a-z_0-9]+)\]*`", table))
+    assert named >= {*own._RATES, *own._EACH, *own._LIMITS, *own._TIERS, "above", "changes", "tokens", "from"}
+    written = tomllib.loads(PRICES)
+    book = PriceBook(written["prices"], written["aliases"], Decimal(str(written["cached_discount"])))
+    price = book.price("prod-chat")
+    assert (price.max_input_tokens, price.max_output_tokens) == (None, 64_000)
+    costs = {
+        "input_audio_tokens": 3, "cache_write_tokens": 3, "cache_write_1h_tokens": 3, "input_image_tokens": 3,
+        "cached_input_tokens": Decimal("0.3"),
+    }  # fmt: skip
+    for name, dollars in costs.items():
+        used = Usage(input_tokens=100_000, **{name: 100_000})
+        assert to_decimal(price.cost_nusd(used)) * 10 == dollars
+    for name in ("reasoning_tokens", "output_audio_tokens", "output_image_tokens"):
+        assert to_decimal(price.cost_nusd(Usage(output_tokens=10**6, **{name: 10**6}))) == 15
+    assert to_decimal(price.cost_nusd(Usage(input_tokens=10**6, service_tier="flex"))) == 3, "half of $6"
+    assert to_decimal(price.cost_nusd(Usage(input_tokens=10**5, service_tier="flex"))) == Decimal("0.15")
+    assert to_decimal(price.cost_nusd(Usage(input_tokens=10**6, searches=1))) == Decimal("6.01")
+
+
 def test_the_example_of_the_admin_api_shows_and_changes_limits(tmp_path: Path) -> None:
     asking = """
 import httpx, asyncio
@@ -156,7 +188,7 @@ engine.close()
 
 
 def test_every_python_block_is_one_of_those_above() -> None:
-    assert EXAMPLES == [ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE, RECEIVER]
+    assert EXAMPLES == [ADMIN, LITELLM, BUDGETED, ROUTER, LANGCHAIN, BARE, PRICED, RECEIVER]
 
 
 def test_the_line_for_the_proxy_names_a_module_and_what_it_gives() -> None:
