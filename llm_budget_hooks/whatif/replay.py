@@ -2,11 +2,12 @@
 
 What the ledger does not know is not made up. It has the instant at which a call ended, not the one at which it began:
 a call is reserved and settled at its end, so budgets of ``in_flight`` never refuse here. A call is held at the
-estimate that it was held at, up to $100,000. A call whose outcome was learnt later counts where it ended first, with
-its last cost; if that was before the span, it is none of its calls. An answer ends with its first refusal; whoever
-would have come again later is not in
-the figures, so what is saved is the most that it can be. Calls that were refused at the time are not in them either,
-as nobody knows what they would have cost, nor are overrides, corrections and runs that were pruned.
+estimate that it was held at, up to $100,000; where nobody said how many tokens it used, it counts as many as that
+buys, at what the calls of its model cost before it. A call whose outcome was learnt later counts where it ended
+first, with its last cost; if that was before the span, it is none of its calls. An answer ends with its first
+refusal; whoever would have come again later is not in the figures, so what is saved is the most that it can be.
+Calls that were refused at the time are not in them either, as nobody knows what they would have cost, nor are
+overrides, corrections and runs that were pruned.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
-from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
+from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError, PriceUnknown
 from llm_budget_hooks.ledger import Ledger, every
 from llm_budget_hooks.models import Call, Policy, Usage, instant
 from llm_budget_hooks.models.calls import MAX_TOKENS
@@ -30,6 +31,7 @@ from llm_budget_hooks.windows import Window
 
 Progress = Callable[[int, int], object]
 _DAY: Final = timedelta(days=1)
+_SOME: Final = 1000
 
 
 def whatif(
@@ -132,6 +134,7 @@ class _Replay:
         self._provisional: dict[str, Reservation] = {}
         self._turned_away: dict[str, int] = {}
         self._first_day: dict[str, int] = {}
+        self._bought: dict[str, list[int]] = {}
         self._refused: list[Refused] = []
         self._saved: list[list[int]] = []
         self._days: dict[int, list[int]] = {}
@@ -180,7 +183,7 @@ class _Replay:
         turned_away = asked.refused if asked is not None else None
         if turned_away is None:
             try:
-                return self._engine.reserve(_call(run, asked))
+                return self._engine.reserve(self._call(run, asked))
             except BudgetExceeded as error:
                 turned_away = self._note(run, error)
                 if asked is not None:
@@ -201,9 +204,33 @@ class _Replay:
         if asked is not None and self._engine.limits_answers(run.tenant, run.feature or None):
             self._finish(asked, run)
 
+    def _call(self, run: Run, asked: _Asked | None) -> Call:
+        amount = min(max(run.estimate_nusd, 0), MAX_CALL_NUSD)
+        known = run.kind in ("settled", "released")
+        inputs = run.input_tokens if known else self._tokens_for(run.model, amount)
+        return Call(
+            model=run.model or "unknown", tenant=run.tenant, user=run.user or None, feature=run.feature or None,
+            step=run.step, utterance=run.utterance if asked is not None else None, amount=to_decimal(amount),
+            input_tokens=_count(inputs), max_output_tokens=_count(run.output_tokens),
+        )  # fmt: skip
+
+    def _tokens_for(self, model: str, nusd: int) -> int:
+        """How many tokens of a model an amount buys; without calls before it as many as can be, which are of input."""
+        tokens, cost = self._bought.get(model, (0, 0))
+        if tokens and cost:
+            return tokens * nusd // cost
+        try:
+            cost = self._engine.prices.price(model).estimate_nusd(_SOME, 0)
+        except PriceUnknown:
+            return 0
+        return _SOME * nusd // cost if cost else 0
+
     def _settle(self, held: Reservation, run: Run) -> None:
         """Settle at what the row says, which can be more than an engine lets its caller say."""
         usage = Usage(input_tokens=_count(run.input_tokens), output_tokens=_count(run.output_tokens))
+        bought = self._bought.setdefault(run.model, [0, 0])
+        bought[0] += usage.total_tokens
+        bought[1] += max(run.cost_nusd, 0) if usage.total_tokens else 0
         finish = self._engine._settling(held, usage, 0, None)
         finish.cost_nusd = min(max(run.cost_nusd, 0), MAX_EXACT)
         self._engine.run(self._engine._settle_behind(held, finish, usage))
@@ -275,15 +302,6 @@ def _days_of(zone: str) -> Window:
     window = Window.parse("day", zone)
     assert window is not None  # noqa: S101 - only no window at all is None
     return window
-
-
-def _call(run: Run, asked: _Asked | None) -> Call:
-    return Call(
-        model=run.model or "unknown", tenant=run.tenant, user=run.user or None, feature=run.feature or None,
-        step=run.step, utterance=run.utterance if asked is not None else None,
-        amount=to_decimal(min(max(run.estimate_nusd, 0), MAX_CALL_NUSD)),
-        input_tokens=_count(run.input_tokens), max_output_tokens=_count(run.output_tokens),
-    )  # fmt: skip
 
 
 def _count(tokens: int) -> int:

@@ -331,3 +331,40 @@ def test_a_call_counts_where_it_ended_first_and_what_is_learnt_later_counts_ther
     late = traffic.under(USER_DAY | {"limit": "$6"}, since=between)
     assert (late.calls, late.spent, late.saved) == (1, Decimal("0.5"), 0)
     assert [(day.name, day.spent) for day in late.days] == [("2026-11-01", Decimal("0.5"))]
+
+
+def test_tokens_of_unknown_outcomes_are_those_that_cost_what_was_held(traffic: Traffic) -> None:
+    engine = traffic.engine
+
+    def unknown(model: str, user: str) -> None:
+        traffic.now += timedelta(minutes=1)
+        engine.settle(engine.reserve(Call(model=model, tenant="acme", user=user, amount="0.1")))
+
+    unknown("gpt-4o", "first")
+    traffic.now += timedelta(minutes=1)
+    held = engine.reserve(Call(model="gpt-4o", tenant="acme", user="u1", amount="0.1"))
+    engine.settle(held, usage=Usage(input_tokens=300, output_tokens=100), cost="0.05")
+    for model, user in (("gpt-4o", "u1"), ("gpt-4o", "u1"), ("nobody-knows", "u2")):
+        unknown(model, user)
+
+    def refused(limit: int) -> list[str]:
+        tokens = {"name": "tokens", "scope": "user", "meter": "tokens", "limit": limit, "window": "day"}
+        return [one.user for one in traffic.under(tokens).refused]
+
+    assert refused(39_999) == ["first"], "at the price of input, $2.50 per million, where nothing else is known"
+    assert refused(40_000) == []
+    assert refused(400 + 2 * 800) == ["first"], "as many for a dollar as of the same model's calls before"
+    assert refused(400 + 2 * 800 - 1) == ["first", "u1"]
+
+
+def test_tokens_of_an_unknown_outcome_give_way_to_those_that_are_learnt(traffic: Traffic) -> None:
+    engine = traffic.engine
+    held = engine.reserve(Call(model="gpt-4o", tenant="acme", user="u1", amount="0.1"))
+    engine.settle(held)
+    traffic.now += timedelta(minutes=1)
+    engine.settle(held, usage=Usage(input_tokens=30, output_tokens=10))
+    traffic.now += timedelta(minutes=1)
+    last = engine.reserve(Call(model="gpt-4o", tenant="acme", user="u1", amount="0.1"))
+    engine.settle(last, usage=Usage(input_tokens=30, output_tokens=10))
+    tokens = {"name": "tokens", "scope": "user", "meter": "tokens", "limit": 40_000, "window": "day"}
+    assert traffic.under(tokens).refused == ()
