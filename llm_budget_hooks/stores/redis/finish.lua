@@ -23,32 +23,56 @@ local now = time_of(given)
 local carried = ARGV[3] ~= '' and read_hold(ARGV[3]) or nil
 if carried then carried.lost = true end
 
-local scopes = {}
-if carried then
-  for s = 3, 2 + carried.m do scopes[#scopes + 1] = carried.names[s] end
+local wanted, samples = {root .. 'z', root .. 'd', root .. 'h:' .. id}, #ARGV[6] / 8
+if samples > 0 then
+  local keys = {unpack_(string.rep('s', samples), ARGV[5])}
+  for i = 1, samples do wanted[3 + i] = root .. 'y:' .. keys[i] end
 end
-sweep(scopes, T, now)
+local found = call('MGET', unpack(wanted))
+if lost(found[1]) then return 'LOST' .. (found[1] or '') end
+
+local end_hold, leave, sweep = endings()
+local stored = found[2]
+local oldest = stored
+if not stored or tonumber(stored) <= now then
+  local ended
+  oldest, ended = sweep(carried and {unpack(carried.names, 3, 2 + carried.m)} or {}, T, now)
+  if ended then found = call('MGET', unpack(wanted)) end
+end
 
 local function answer(ended, h, deadline, differs, spent)
   return pack('<BddBB', ended, now, deadline or 0, differs and 1 or 0, h and h.state or 0) .. (spent or '') .. id
 end
 
 if ARGV[7] ~= '' and not advance(ARGV[7]) then return answer(3, {state = SETTLED}) end
-local kept = call('GET', root .. 'h:' .. id)
-local h = known_hold(kept, now)
+local kept = found[3] and read_hold(found[3])
+local h = kept and (kept.state == OPEN or now < kept.until_) and kept
 if not h and carried then -- it may have had a final end, from another copy, that is forgotten
-  local k = kept and read_hold(kept)
-  local charged = k and (k.state == EXPIRED or k.state == CHARGED) and now < k.until_ + PROVISIONAL
+  local charged = kept and (kept.state == EXPIRED or kept.state == CHARGED) and now < kept.until_ + PROVISIONAL
   if charged or carried.state > EXPIRED or now - carried.deadline + carried.timeout < T.remember then h = carried end
 end
 if not h then
   if bury == 1 then
     write_hold(id, {
       state = RELEASED, created = now, deadline = now, timeout = 0, cost = -1, tokens = -1, until_ = now + T.remember,
-      n = 0, m = 0, shape = '', names = {'', ''},
-    }, T.remember + STEP)
+      n = 0, m = 0,
+    }, T.remember + STEP, '\0\0')
   end
   return answer(5)
+end
+
+-- Keep the accounts without a window of their own, in which an extended hold counts as long as it is open.
+local function prolong()
+  local rules = {unpack_('<' .. string.rep(RULE, h.n), h.shape)}
+  for i = 1, h.n do
+    local kind, length, key = rules[6 * i - 4], rules[6 * i], h.names[2 + h.m + i]
+    if kind == ROLLING or kind == GAUGE then
+      local name = root .. 'a:' .. key
+      local raw = call('GET', name)
+      if raw and kind == ROLLING then roll(name, key, read_log(raw), length, now) end
+      if raw then call('PEXPIRE', name, ttl_of(kind, 0, length, 0, T, now)) end
+    end
+  end
 end
 
 if given < 0 then renew(now) end
@@ -56,9 +80,9 @@ if ending == 2 then
   if h.state ~= OPEN then return answer(h.state == RELEASED and 4 or 3, h) end
   leave(id, h)
   h.timeout, h.deadline = T.timeout, now + T.timeout
-  enter(id, h)
+  enter(id, h.deadline, h.timeout, h.m, h.names, stored, oldest)
   write_hold(id, h, T.timeout + UNSWEPT)
-  prolong(h, T, now)
+  prolong()
   return answer(6, h, h.deadline)
 end
 
@@ -77,9 +101,5 @@ if h.state ~= OPEN and final == 0 then return answer(h.state == RELEASED and 4 o
 if final == 0 then return answer(0, h, 0, false, end_hold(id, h, CHARGED, -1, -1, T, now, ARGV[4])) end
 local late = h.state ~= OPEN
 local spent = end_hold(id, h, SETTLED, cost, tokens, T, now, ARGV[4])
-if ARGV[5] ~= '' then
-  local count = #ARGV[6] / 8
-  local keys, values = {unpack_(string.rep('s', count), ARGV[5])}, {unpack_('<' .. string.rep('d', count), ARGV[6])}
-  for i = 1, count do add_sample(keys[i], values[i], now) end
-end
+for i = 1, samples do add_sample(wanted[3 + i], found[3 + i], unpack_('<d', ARGV[6], 8 * i - 7), now) end
 return answer(late and 2 or 0, h, 0, false, spent)

@@ -20,7 +20,12 @@ local names = {unpack_(string.rep('s', 2 + m + n), ARGV[3])}
 local scopes = {}
 for s = 1, m do scopes[s] = names[s] end
 
-sweep(scopes, T, now)
+local met = call('MGET', root .. 'z', root .. 'd')
+if lost(met[1]) then return 'LOST' .. (met[1] or '') end
+if not met[2] or tonumber(met[2]) <= now then
+  local _, _, sweep = endings()
+  sweep(scopes, T, now)
+end
 
 if most > 0 then
   local ids = {names[2 + m + n]}
@@ -33,7 +38,8 @@ if most > 0 then
   local listed = {pack('<d', now)}
   for i = 1, min(#ids, most) do
     local raw = call('GET', root .. 'h:' .. ids[i])
-    if known_hold(raw, now) then listed[#listed + 1] = pack('<I', #ids[i]) .. ids[i] .. pack('<I', #raw) .. raw end
+    local h = raw and read_hold(raw)
+    if h and (h.state == OPEN or now < h.until_) then listed[#listed + 1] = pack('<I', #ids[i]) .. ids[i] .. pack('<I', #raw) .. raw end
   end
   return table.concat(listed)
 end
@@ -57,7 +63,7 @@ for i = 1, n do
   if kind == ROLLING then
     if raw then
       local log = read_log(raw)
-      roll(names[m + i], log, length, now)
+      roll(wanted[1 + i], names[m + i], log, length, now)
       spent, held = log[2], log[1]
       if spent ~= 0 then resets = frees_at(names[m + i], log, 1, length) end
     end

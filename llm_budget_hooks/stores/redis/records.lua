@@ -22,6 +22,8 @@
 
 local op, given, a, b, c, d = unpack_('<dddddd', ARGV[1])
 local now = time_of(given)
+local stamped = call('GET', root .. 'z')
+if lost(stamped) then return 'LOST' .. (stamped or '') end
 local texts, at = {}, 1
 while at <= #ARGV[2] do
   local text
@@ -68,7 +70,7 @@ end
 
 if op == 2 then
   local found = {pack('<d', now)}
-  for i = a + 1, #texts do add_sample(texts[i], unpack_('<d', ARGV[3], 8 * (i - a - 1) + 1), now) end
+  for i = a + 1, #texts do add_sample(root .. 'y:' .. texts[i], call('GET', root .. 'y:' .. texts[i]), unpack_('<d', ARGV[3], 8 * (i - a - 1) + 1), now) end
   for i = 1, a do
     local raw, runs = call('GET', root .. 'y:' .. texts[i]) or '', {}
     for e = 1, #raw, 16 do

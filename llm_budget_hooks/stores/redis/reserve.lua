@@ -19,40 +19,46 @@
 --   3 conflict   4 ended: its state   5 clock: the time is outside from..until   6 stale: the settings are others
 --   7 learn: the history has five runs or more: at, value of each
 
-local T, from, until_, mode, m, revision = {}, nil, nil, nil, nil, nil
-local given, since
+local T = {}
+local given, from, until_, mode, m, revision, since
 given, from, until_, T.timeout, T.remember, T.utterance_timeout, T.utterance_max, T.exact, mode, m, revision, T.outbox, since = unpack_('<ddddddddddddd', ARGV[1])
 local now = time_of(given)
 local shape = ARGV[2]
 local n = #shape / 27
-local names = {unpack_(string.rep('s', 6 + m + n), ARGV[4])}
-local id, utterance, actual, history = names[3 + m + n], names[4 + m + n], names[5 + m + n], names[6 + m + n]
-local function key_of(i) return names[2 + m + i] end
-local scopes = {}
-for s = 3, 2 + m do scopes[#scopes + 1] = names[s] end
+local base = 2 + m
+local names = {unpack_(string.rep('s', 4 + base + n), ARGV[4])}
+local id, utterance, actual, history = names[1 + base + n], names[2 + base + n], names[3 + base + n], names[4 + base + n]
 
-sweep(scopes, T, now)
-
-local wanted = {root .. 'h:' .. id, root .. 'r'}
-for i = 1, n do wanted[2 + i] = root .. 'a:' .. key_of(i) end
+local wanted = {root .. 'z', root .. 'd', root .. 'h:' .. id, root .. 'r'}
+for i = 1, n do wanted[4 + i] = root .. 'a:' .. names[base + i] end
 if utterance ~= '' or history ~= '' then
-  wanted[3 + n] = root .. 'u:' .. utterance
-  wanted[4 + n] = history ~= '' and root .. 'y:' .. history or nil
+  wanted[5 + n] = root .. 'u:' .. utterance
+  wanted[6 + n] = history ~= '' and root .. 'y:' .. history or nil
 end
 local found = call('MGET', unpack(wanted))
+if lost(found[1]) then return 'LOST' .. (found[1] or '') end
+
+local stored, scopes = found[2], {unpack(names, 3, base)}
+local oldest = stored
+if not stored or tonumber(stored) <= now then
+  local _, _, sweep = endings()
+  local ended
+  oldest, ended = sweep(scopes, T, now)
+  if ended then found = call('MGET', unpack(wanted)) end
+end
 
 local replay, enters = mode == -1, mode == 4 or id == ''
 if replay and not advance(actual) then return pack('<BdB', 4, now, SETTLED) .. id end
-local known = known_hold(found[1], now)
-if known then
+local known = found[3] and read_hold(found[3])
+if known and (known.state == OPEN or now < known.until_) then
   if known.content ~= '' and known.content ~= names[1] then return pack('<Bd', 3, now) .. id end
   if known.state ~= OPEN then return pack('<BdB', 4, now, known.state) .. id end
   return pack('<Bddd', 2, now, known.created, known.deadline) .. id
 end
-if not replay and tonumber(found[2] or 0) ~= revision then return pack('<Bd', 6, now) .. id end
+if not replay and tonumber(found[4] or 0) ~= revision then return pack('<Bd', 6, now) .. id end
 if not replay and (now < from or now >= until_) then return pack('<Bd', 5, now) .. id end
 
-local runs = history ~= '' and found[4 + n] or ''
+local runs = history ~= '' and found[6 + n] or ''
 if since < MAX_AMOUNT then
   local count = 0
   for at = 1, #runs, 16 do
@@ -64,7 +70,7 @@ end
 local began, calls, hits = 0, 0, ''
 if utterance ~= '' then
   began = now
-  local cell = found[3 + n]
+  local cell = found[5 + n]
   if cell then
     local start, last, count = unpack_('<ddd', cell)
     if now - last > T.utterance_timeout or count >= T.utterance_max then
@@ -79,134 +85,147 @@ local rules = {unpack_('<' .. string.rep(RULE, n), shape)}
 local amounts = {unpack_('<' .. string.rep('d', n), ARGV[3])}
 local accounts, starts, failures = {}, {}, {}
 
--- The first holds of a scope and their deadlines.
-local function first_of(scope)
-  local index = scope == 0 and '' or (scope == 1 and scopes[m - 1] or scopes[1])
-  return call('ZRANGE', root .. 'o:' .. index, 0, SWEEP_LIMIT - 1, 'WITHSCORES')
-end
+-- What tells of a rule that says no, made where one does.
+local function refusals()
+  -- The first holds of a scope and their deadlines.
+  local function first_of(scope)
+    local index = scope == 0 and '' or (scope == 1 and scopes[m - 1] or scopes[1])
+    return call('ZRANGE', root .. 'o:' .. index, 0, SWEEP_LIMIT - 1, 'WITHSCORES')
+  end
 
--- What the holds in a rolling account will be in it, if each is charged what it holds: instant, amount. Of those that
--- are not among the first of their scope, it is as if they had been taken now.
-local function holds_in(scope, key, held, length)
-  local first, found = first_of(scope), {}
-  for f = 1, #first, 2 do
-    local raw = call('GET', root .. 'h:' .. first[f])
-    if raw and string.find(raw, '\0' .. key .. '\0', 1, true) then
-      local h = read_hold(raw)
-      for i = 1, h.n do
-        if h.names[2 + h.m + i] == key then
-          found[#found + 1] = {max(h.created, h.deadline - length), h.held[i]}
-          held = held - h.held[i]
-          break
+  -- What the holds in a rolling account will be in it, if each is charged what it holds: instant, amount. Of those that
+  -- are not among the first of their scope, it is as if they had been taken now.
+  local function holds_in(scope, key, held, length)
+    local first, found = first_of(scope), {}
+    for f = 1, #first, 2 do
+      local raw = call('GET', root .. 'h:' .. first[f])
+      if raw and string.find(raw, '\0' .. key .. '\0', 1, true) then
+        local h = read_hold(raw)
+        for i = 1, h.n do
+          if h.names[2 + h.m + i] == key then
+            found[#found + 1] = {max(h.created, h.deadline - length), h.held[i]}
+            held = held - h.held[i]
+            break
+          end
         end
       end
     end
+    if held > 0 then found[#found + 1] = {now, held} end
+    return found
   end
-  if held > 0 then found[#found + 1] = {now, held} end
-  return found
-end
 
--- The earliest deadline of a hold in an account, looked for among the first of its scope.
-local function earliest(scope, key)
-  local first = first_of(scope)
-  for f = 1, #first, 2 do
-    local raw = call('GET', root .. 'h:' .. first[f])
-    if raw and string.find(raw, '\0' .. key .. '\0', 1, true) then return max(tonumber(first[f + 1]), now) end
-  end
-  return #first > 0 and max(tonumber(first[2]), now) or now
-end
-
-local function failure(i, r, spent, held, amount)
-  local kind, scope, limit, ends, length = rules[r + 2], rules[r + 3], rules[r + 4], rules[r + 5], rules[r + 6]
-  local busy, resets, retry = spent + amount <= limit, 0, 0
-  if kind == CALENDAR then resets = ends elseif kind == FIXED then resets = starts[i] + length end
-  if amount <= limit then
-    if busy then
-      retry = earliest(scope, key_of(i))
-      if resets > 0 then retry = min(resets, retry) end
-    elseif kind == ROLLING then
-      local holds = held > 0 and holds_in(scope, key_of(i), held, length) or nil
-      retry = frees_at(key_of(i), accounts[i], spent + held + amount - limit, length, holds)
-    else
-      retry = resets
+  -- The earliest deadline of a hold in an account, looked for among the first of its scope.
+  local function earliest(scope, key)
+    local first = first_of(scope)
+    for f = 1, #first, 2 do
+      local raw = call('GET', root .. 'h:' .. first[f])
+      if raw and string.find(raw, '\0' .. key .. '\0', 1, true) then return max(tonumber(first[f + 1]), now) end
     end
+    return #first > 0 and max(tonumber(first[2]), now) or now
   end
-  if kind == ROLLING then resets = retry end
-  return pack('<BdddBdd', i - 1, spent, held, amount, busy and 1 or 0, resets, retry)
+
+  local function failure(i, r, spent, held, amount)
+    local kind, scope, limit, ends, length = rules[r + 2], rules[r + 3], rules[r + 4], rules[r + 5], rules[r + 6]
+    local busy, resets, retry = spent + amount <= limit, 0, 0
+    if kind == CALENDAR then resets = ends elseif kind == FIXED then resets = starts[i] + length end
+    if amount <= limit then
+      if busy then
+        retry = earliest(scope, names[base + i])
+        if resets > 0 then retry = min(resets, retry) end
+      elseif kind == ROLLING then
+        local holds = held > 0 and holds_in(scope, names[base + i], held, length) or nil
+        retry = frees_at(names[base + i], accounts[i], spent + held + amount - limit, length, holds)
+      else
+        retry = resets
+      end
+    end
+    if kind == ROLLING then resets = retry end
+    return pack('<BdddBdd', i - 1, spent, held, amount, busy and 1 or 0, resets, retry)
+  end
+
+  return failure
 end
 
+local failure
 for i = 1, n do
-  local r = 6 * (i - 1)
-  local kind, raw, spent, held, start = rules[r + 2], found[2 + i], 0, 0, 0
-  if rules[r + 1] == UTTERANCES and hits ~= '' and string.find(hits, string.match(key_of(i), '^[^:]*') .. ' ', 1, true) then
+  local r = 6 * i - 6
+  local kind, raw, spent, held, start = rules[r + 2], found[4 + i], 0, 0, 0
+  if hits ~= '' and rules[r + 1] == UTTERANCES and string.find(hits, string.match(names[base + i], '^[^:]*') .. ' ', 1, true) then
     amounts[i] = 0
   end
   if kind == ROLLING then
-    accounts[i] = read_log(raw, now - 1)
-    if raw then roll(key_of(i), accounts[i], rules[r + 6], now) end
-    spent, held = accounts[i][2], accounts[i][1]
+    local log = read_log(raw, now - 1)
+    if raw then roll(wanted[4 + i], names[base + i], log, rules[r + 6], now) end
+    accounts[i], spent, held = log, log[2], log[1]
   else
     if raw then spent, held, start = unpack_('<ddd', raw) end
     if kind == ANSWER then
-      if start ~= began or not raw then spent, held, start = 0, 0, began end
+      if start ~= began or not raw then spent, held, start, raw = 0, 0, began, nil end
     elseif kind == FIXED and (not raw or now >= start + rules[r + 6]) then
-      spent, held, start = 0, 0, now
+      spent, held, start, raw = 0, 0, now, nil
     end
-    accounts[i] = {spent, held}
+    accounts[i] = {spent, held, raw and (kind == CALENDAR or kind == FIXED)}
   end
   starts[i] = start
-  if amounts[i] > 0 and spent + held + amounts[i] > rules[r + 4] then
-    failures[#failures + 1] = failure(i, r, spent, held, amounts[i])
+  local amount = amounts[i]
+  if amount > 0 and spent + held + amount > rules[r + 4] then
+    failure = failure or refusals()
+    failures[#failures + 1] = failure(i, r, spent, held, amount)
   end
 end
 
-if #failures > 0 and mode ~= 3 and not replay then return pack('<Bd', 1, now) .. table.concat(failures) .. id end
+if failure and mode ~= 3 and not replay then return pack('<Bd', 1, now) .. table.concat(failures) .. id end
 if mode == 1 then return pack('<Bddd', 0, now, 0, 0) .. id end
 if given < 0 then renew(now) end
 
 for i = 1, n do
-  local r = 6 * (i - 1)
+  local r = 6 * i - 6
   local meter, kind, account = rules[r + 1], rules[r + 2], accounts[i]
   if mode >= 2 and meter == IN_FLIGHT then amounts[i] = 0 end
-  local ttl = expiry(kind, rules[r + 5], rules[r + 6], starts[i], T, now) - now
-  if ttl > 0 and key_of(i) ~= '' and (amounts[i] > 0 or kind == FIXED or kind == ANSWER) then
+  local name, amount = wanted[4 + i], amounts[i]
+  local ttl = ttl_of(kind, rules[r + 5], rules[r + 6], starts[i], T, now)
+  if ttl > 0 and names[base + i] ~= '' and (amount > 0 or kind == FIXED or kind == ANSWER) then
     local kept = mode >= 2 or meter == CALLS or meter == UTTERANCES
-    if kind == ROLLING and kept then
-      log_amount(key_of(i), account, rules[r + 6], now, amounts[i], T, now)
+    if kind == ROLLING then
+      if kept then
+        log_amount(name, names[base + i], account, rules[r + 6], now, amount, T, now)
+      else
+        account[1] = min(account[1] + amount, MAX_AMOUNT)
+        call('SET', name, log_text(account), 'PX', ttl)
+      end
     else
-      local at = (kept and kind ~= ROLLING or not kept and kind == ROLLING) and 1 or 2
-      account[at] = min(account[at] + amounts[i], MAX_AMOUNT)
-      local raw = kind == ROLLING and log_text(account) or pack('<ddd', account[1], account[2], starts[i])
-      call('SET', wanted[2 + i], raw, 'PX', ttl)
+      local at = kept and 1 or 2
+      account[at] = min(account[at] + amount, MAX_AMOUNT)
+      local text = pack('<ddd', account[1], account[2], starts[i])
+      if account[3] then call('SET', name, text, 'KEEPTTL') else call('SET', name, text, 'PX', ttl) end
     end
   end
 end
 
 if utterance ~= '' then
   for i = 1, n do
-    local base = string.match(key_of(i), '^[^:]*') .. ' '
-    if rules[6 * (i - 1) + 1] == UTTERANCES and not string.find(hits, base, 1, true) then hits = hits .. base end
+    if rules[6 * i - 5] == UTTERANCES then
+      local place = string.match(names[base + i], '^[^:]*') .. ' '
+      if not string.find(hits, place, 1, true) then hits = hits .. place end
+    end
   end
-  call('SET', wanted[3 + n], pack('<ddd', began, now, enters and calls or calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
+  call('SET', wanted[5 + n], pack('<ddd', began, now, enters and calls or calls + 1) .. hits, 'PX', T.utterance_timeout + T.timeout)
 end
 
 local numbers = doubles(amounts, n) .. doubles(starts, n)
 if enters then return pack('<Bddd', 0, now, now, now) .. numbers .. runs .. id end
-local h = {
-  state = OPEN, created = now, deadline = now + T.timeout, timeout = T.timeout, cost = -1, tokens = -1, until_ = 0,
-  n = n, m = m, shape = shape, names = names,
-}
-local spent = ''
+local deadline, spent = now + T.timeout, ''
+local h = {state = OPEN, created = now, deadline = deadline, timeout = T.timeout, cost = -1, tokens = -1, until_ = 0, n = n, m = m}
 if mode >= 2 then
   local now_spent = {}
-  for i = 1, n do now_spent[i] = rules[6 * (i - 1) + 2] == ROLLING and accounts[i][2] or accounts[i][1] end
+  for i = 1, n do now_spent[i] = accounts[i][rules[6 * i - 4] == ROLLING and 2 or 1] end
   spent = doubles(now_spent, n)
   if T.outbox > 0 and for_ledger(names[2]) then post('settled', id, '', now, names[2], actual, T.outbox) end
-  h.state, h.until_, h.n, h.m, h.shape, h.names = SETTLED, now + T.remember, 0, 0, '', {names[1], ''}
-  write_hold(id, h, T.remember + STEP)
+  h.state, h.until_, h.n, h.m = SETTLED, now + T.remember, 0, 0
+  write_hold(id, h, T.remember + STEP, names[1] .. '\0\0')
 else
-  enter(id, h)
+  enter(id, deadline, T.timeout, m, names, stored, oldest)
   local texts = string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - #actual - #history - 4)
-  write_hold(id, h, T.timeout + UNSWEPT, numbers, texts)
+  write_hold(id, h, T.timeout + UNSWEPT, shape .. numbers .. texts)
 end
-return pack('<Bddd', 0, now, now, now + T.timeout) .. numbers .. spent .. runs .. id
+return pack('<Bddd', 0, now, now, deadline) .. numbers .. spent .. runs .. id
