@@ -127,7 +127,7 @@ class RedisStore:
         began = self._began()
         try:
             connections = self._blocking()
-            connections.evaluate(RECORDS, self._root, (*encode(Epoch()), ""))  # in a cluster this finds the server
+            connections.evaluate(RECORDS, self._root, (*encode(Epoch()), b""))  # in a cluster this finds the server
             return connections.ask(*command)
         except (exceptions.RedisError, StoreUnavailable) as error:
             raise self._described(error, began) from error
@@ -188,7 +188,7 @@ class RedisStore:
         self.epoch, self._least_ms = epoch, int(least)
 
     def _introduction(self) -> Arguments:
-        return (*encode(Epoch(made="" if self.kept_elsewhere else os.urandom(8).hex())), "")
+        return (*encode(Epoch(made="" if self.kept_elsewhere else os.urandom(8).hex())), b"")
 
     def _meet(self, reply: object) -> None:
         """Take note of the epoch of the balances that this process finds."""
@@ -203,8 +203,8 @@ class RedisStore:
             raise self._lost()
         self.adopt(met.stamp)
 
-    def _known(self) -> str:
-        return f"{self.epoch} {self._least_ms}" if self._checks else ""
+    def _known(self) -> bytes:
+        return f"{self.epoch} {self._least_ms}".encode() if self._checks else b""
 
     def _lost(self) -> StoreUnavailable:
         error = StoreUnavailable(

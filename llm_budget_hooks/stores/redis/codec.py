@@ -35,7 +35,6 @@ from llm_budget_hooks.transitions import (
 )
 
 _NO_ANSWER: Final = "The server's answer is not one of this package's scripts. Is it really a Redis?"
-_THIRTEEN: Final = Struct("<ddddddddddddd")
 _ELEVEN: Final = Struct("<ddddddddddd")
 _CONSTANTS: Final = re.compile(r"^(local ([A-Z_]+(?:, [A-Z_]+)*) = ([\w', ]+)\n)", re.MULTILINE)
 _SCOPES: Final = {"global": 0, "tenant": 1, "user": 2, "answer": 2}
@@ -100,7 +99,7 @@ def script_of(command: Command) -> Script:
     return READ if isinstance(command, (Read, Orphans)) else RECORDS
 
 
-def encode(command: Command) -> tuple[bytes | str, ...]:
+def encode(command: Command) -> tuple[bytes, ...]:
     """The arguments of a command's script, after its key."""
     if type(command) is Reserve:
         return _encode_reserve(command)
@@ -126,21 +125,20 @@ def _strings(texts: tuple[str, ...]) -> bytes:
     return ("\0".join(texts) + "\0").encode("utf-8", "replace")
 
 
-def _encode_reserve(command: Reserve) -> tuple[bytes | str, ...]:
+def _encode_reserve(command: Reserve) -> tuple[bytes, ...]:
     terms, scopes = command.terms, command.scopes
-    numbers = _THIRTEEN.pack(
+    numbers = _doubles(13 + len(command.amounts)).pack(
         -1 if command.now_ms is None else command.now_ms, command.from_ms, command.until_ms, terms.timeout_ms,
         terms.remember_ms, terms.utterance_timeout_ms, terms.utterance_max_calls, terms.exact_entries, command.mode,
-        len(scopes), command.revision, terms.outbox_max, command.since_ms,
+        len(scopes), command.revision, terms.outbox_max, command.since_ms, *command.amounts,
     )  # fmt: skip
     note = command.note if "\0" not in command.note else command.note.replace("\0", "?")
-    amounts = _doubles(len(command.amounts)).pack(*command.amounts)
     last = (command.id, command.utterance, command.actual, command.history)
     texts = (command.content, note, *scopes, *command.keys, *last)
-    return numbers, shape_of(command.shape), amounts, _strings(texts)
+    return numbers, shape_of(command.shape), _strings(texts)
 
 
-def _encode_finish(command: Finish) -> tuple[bytes | str, ...]:
+def _encode_finish(command: Finish) -> tuple[bytes, ...]:
     terms = command.terms
     numbers = _ELEVEN.pack(
         _now(command), command.ending, terms.timeout_ms, terms.remember_ms, terms.utterance_timeout_ms,
@@ -148,14 +146,14 @@ def _encode_finish(command: Finish) -> tuple[bytes | str, ...]:
         -1 if command.tokens is None else command.tokens, command.final, command.bury, terms.outbox_max,
     )  # fmt: skip
     carried = b"" if command.hold is None else encode_hold(command.hold)
+    more = command.id.encode(), carried, command.actual.encode("utf-8", "replace"), command.place.encode()
     if not command.samples:
-        return numbers, command.id, carried, command.actual, b"", b"", command.place
+        return numbers, *more, b"", b""
     keys, values = zip(*command.samples, strict=True)
-    packed = _doubles(len(values)).pack(*values)
-    return numbers, command.id, carried, command.actual, _strings(keys), packed, command.place
+    return numbers, *more, _strings(keys), _doubles(len(values)).pack(*values)
 
 
-def _encode_read(command: Read) -> tuple[bytes | str, ...]:
+def _encode_read(command: Read) -> tuple[bytes, ...]:
     terms = command.terms
     numbers = _TEN.pack(
         _now(command), command.from_ms, command.until_ms, terms.timeout_ms, terms.remember_ms,

@@ -7,9 +7,9 @@
 -- ARGV[2]  the hold's id
 -- ARGV[3]  the hold as its owner carries it, as stored under h:<hold>, or empty
 -- ARGV[4]  what goes into the stream beside the hold's note
--- ARGV[5]  the histories that a final settle adds to, as zero-ended strings
--- ARGV[6]  a value for each, packed doubles
--- ARGV[7]  of a replay, its journal and its number in it, else empty
+-- ARGV[5]  of a replay, its journal and its number in it, else empty
+-- ARGV[6]  the histories that a final settle adds to, as zero-ended strings
+-- ARGV[7]  a value for each, packed doubles
 --
 -- Returns a packed byte (0 settled, 1 released, 2 late, 3 already settled, 4 already released, 5 unknown,
 -- 6 extended), the time, the deadline, whether a second final settle differs, the hold's state; per account of a hold
@@ -23,9 +23,9 @@ local now = time_of(given)
 local carried = ARGV[3] ~= '' and read_hold(ARGV[3]) or nil
 if carried then carried.lost = true end
 
-local wanted, samples = {root .. 'z', root .. 'd', root .. 'h:' .. id}, #ARGV[6] / 8
+local wanted, samples = {root .. 'z', root .. 'd', root .. 'h:' .. id}, #ARGV[7] / 8
 if samples > 0 then
-  local keys = {unpack_(string.rep('s', samples), ARGV[5])}
+  local keys = {unpack_(string.rep('s', samples), ARGV[6])}
   for i = 1, samples do wanted[3 + i] = root .. 'y:' .. keys[i] end
 end
 local found = call('MGET', unpack(wanted))
@@ -44,7 +44,7 @@ local function answer(ended, h, deadline, differs, spent)
   return pack('<BddBB', ended, now, deadline or 0, differs and 1 or 0, h and h.state or 0) .. (spent or '') .. id
 end
 
-if ARGV[7] ~= '' and not advance(ARGV[7]) then return answer(3, {state = SETTLED}) end
+if ARGV[5] ~= '' and not advance(ARGV[5]) then return answer(3, {state = SETTLED}) end
 local kept = found[3] and read_hold(found[3])
 local h = kept and (kept.state == OPEN or now < kept.until_) and kept
 if not h and carried then -- it may have had a final end, from another copy, that is forgotten
@@ -101,5 +101,5 @@ if h.state ~= OPEN and final == 0 then return answer(h.state == RELEASED and 4 o
 if final == 0 then return answer(0, h, 0, false, end_hold(id, h, CHARGED, -1, -1, T, now, ARGV[4])) end
 local late = h.state ~= OPEN
 local spent = end_hold(id, h, SETTLED, cost, tokens, T, now, ARGV[4])
-for i = 1, samples do add_sample(wanted[3 + i], found[3 + i], unpack_('<d', ARGV[6], 8 * i - 7), now) end
+for i = 1, samples do add_sample(wanted[3 + i], found[3 + i], unpack_('<d', ARGV[7], 8 * i - 7), now) end
 return answer(late and 2 or 0, h, 0, false, spent)

@@ -4,10 +4,10 @@
 -- ARGV[1]  now (-1: the server's time), from and until (the time the keys are right for), timeout, remember,
 --          utterance timeout, calls of one utterance, entries kept singly, mode (-1 replay, 0 hold, 1 check,
 --          2 charge, 3 force, 4 enter), number of scopes, the settings' number, most rows in the stream (0: there is none),
---          the instant after which the history is believed to have under five runs; packed doubles, times in ms
+--          the instant after which the history is believed to have under five runs, then the amount for each rule;
+--          packed doubles, times in ms
 -- ARGV[2]  the rules, in the order in which refusals are reported
--- ARGV[3]  the amount for each, packed doubles
--- ARGV[4]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance,
+-- ARGV[3]  zero-ended strings: content, note, scopes (narrowest first), account keys, id, utterance,
 --          what goes into the stream beside the note when this is a charge, a journal and a number when it is a replay;
 --          the history that is to be read along, or empty
 --
@@ -26,7 +26,7 @@ local now = time_of(given)
 local shape = ARGV[2]
 local n = #shape / 27
 local base = 2 + m
-local names = {unpack_(string.rep('s', 4 + base + n), ARGV[4])}
+local names = {unpack_(string.rep('s', 4 + base + n), ARGV[3])}
 local id, utterance, actual, history = names[1 + base + n], names[2 + base + n], names[3 + base + n], names[4 + base + n]
 
 local wanted = {root .. 'z', root .. 'd', root .. 'h:' .. id, root .. 'r'}
@@ -82,7 +82,7 @@ if utterance ~= '' then
 end
 
 local rules = {unpack_('<' .. string.rep(RULE, n), shape)}
-local amounts = {unpack_('<' .. string.rep('d', n), ARGV[3])}
+local amounts = {unpack_('<' .. string.rep('d', n), ARGV[1], 105)}
 local accounts, starts, failures = {}, {}, {}
 
 -- What tells of a rule that says no, made where one does.
@@ -225,7 +225,7 @@ if mode >= 2 then
   write_hold(id, h, T.remember + STEP, names[1] .. '\0\0')
 else
   enter(id, deadline, T.timeout, m, names, stored, oldest)
-  local texts = string.sub(ARGV[4], 1, #ARGV[4] - #id - #utterance - #actual - #history - 4)
+  local texts = string.sub(ARGV[3], 1, #ARGV[3] - #id - #utterance - #actual - #history - 4)
   write_hold(id, h, T.timeout + UNSWEPT, shape .. numbers .. texts)
 end
 return pack('<Bddd', 0, now, now, deadline) .. numbers .. spent .. runs .. id
