@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,7 +9,6 @@ from llm_budget_hooks import tokens
 
 __all__ = ["counted", "input_bound", "warm"]
 
-_log = logging.getLogger("llm_budget_hooks")
 _PROMPTS: Final = ("messages", "contents", "system", "instructions", "prompt", "input", "query", "documents")
 
 
@@ -31,11 +29,7 @@ def input_bound(model: str, asked: Mapping[str, Any]) -> int | None:
             prompt.extend(value)
         else:
             prompt.append(value)
-    try:
-        return tokens.input_bound(model, prompt, asked, audio=True)
-    except (TypeError, ValueError, AttributeError) as error:
-        _log.warning("A prompt could not be measured, so its model's largest input is held: %s", type(error).__name__)
-        return None
+    return tokens.input_bound(model, prompt, asked, audio=True)
 
 
 def counted(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from llm_budget_hooks.tokens.encodings import loaded
 from llm_budget_hooks.tokens.media import IMAGES, SOUNDS, UNBOUNDED, image_bound, sound_bound
 from llm_budget_hooks.tokens.texts import Texts, byte_bound
 
+_log = logging.getLogger("llm_budget_hooks")
 _PER_REQUEST: Final = 32
 _PER_MESSAGE: Final = 16
 _PER_PART: Final = 8
@@ -35,7 +37,7 @@ def input_bound(
     audio: bool = False,
     exact: bool = True,
 ) -> int | None:
-    """The most tokens that a provider can count for a prompt; None if nothing in the request bounds it.
+    """The most tokens that a provider can count for a prompt; None if nothing in the request bounds it. Never raises.
 
     To the texts come the marks around messages, and tools and schemas as their JSON. An image counts as the largest
     that the model takes. Files and films have no bound, nor has a request that continues a stored conversation.
@@ -57,6 +59,9 @@ def input_bound(
         total = _PER_REQUEST + sum([_PER_MESSAGE + counting.value(each) for each in prompt])
         return total + counting.declared(declared)
     except (_Unbounded, RecursionError):
+        return None
+    except Exception as error:  # noqa: BLE001 - somebody else's object can raise anything, and has no size then
+        _log.warning("A prompt could not be measured, so its model's largest input is held: %s", type(error).__name__)
         return None
 
 

@@ -249,3 +249,24 @@ def test_a_message_of_one_text_is_bounded_as_one_with_more_fields(text: str) -> 
     """A field of None is not sent, and its message is read the long way."""
     short = {"role": "user", "content": text}
     assert tokens.input_bound("x", [short]) == tokens.input_bound("x", [{**short, "name": None}])
+
+
+class Unreadable:
+    """An object of somebody else's that cannot say what it is."""
+
+    def model_dump(self) -> Any:
+        raise RuntimeError("a secret")
+
+
+def around() -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "user"}
+    message["content"] = [{"type": "text", "text": "a"}, {"inside": message}]
+    message["more"] = message
+    return message
+
+
+@pytest.mark.parametrize("message", [Unreadable(), {"role": "user", "parts": [{(1, 2): 3}]}, around()])
+def test_what_cannot_be_read_has_no_bound_and_raises_nothing(message: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert tokens.input_bound("gpt-4o", [message]) is None
+    assert tokens.input_bound("gpt-4o", ["a"], {"tools": [message]}) is None
+    assert "a secret" not in caplog.text
