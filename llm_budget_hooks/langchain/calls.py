@@ -14,8 +14,10 @@ from uuid import UUID
 from langchain_core.messages import BaseMessage
 
 from llm_budget_hooks.langchain.runs import Root
+from llm_budget_hooks.langchain.through_litellm import Route
 from llm_budget_hooks.langchain.tokens import has_cache_marks, hears, input_bound
 from llm_budget_hooks.models import Call
+from llm_budget_hooks.pricing.asked import number
 
 _STEP_KEYS = ("step", "lc_agent_name", "langgraph_node")
 # langchain-openai sends a `max_tokens` of the call in place of the `max_completion_tokens` of the model.
@@ -36,6 +38,7 @@ class Start:
         name: of the run, if somebody gave it one.
         params: the invocation parameters.
         prompts: how many prompts its request to LangChain has.
+        route: what LiteLLM is asked for, where the model is LiteLLM's.
     """
 
     run_id: UUID
@@ -45,18 +48,24 @@ class Start:
     name: str | None
     params: Mapping[str, Any]
     prompts: int = 1
+    route: Route | None = None
+
+    @property
+    def sent(self) -> tuple[Mapping[str, Any], ...]:
+        """The places whose parameters reach the provider: the parameters, and what is put into the body as it is."""
+        params = self.params if self.route is None else self.route.asked
+        extra = params.get("extra_body")
+        return (params, extra) if isinstance(extra, Mapping) else (params,)
 
 
 def model_of(start: Start) -> str:
     """The model asked for; where nothing names it, the kind of model, so that a price can be written for it."""
-    value = start.metadata.get("ls_model_name")
-    if isinstance(value, str) and value.strip():
-        return value
-    for name in ("model", "model_name", "_type"):
-        value = start.params.get(name)
-        if isinstance(value, str) and value.strip():
-            return value
-    return "unnamed-model"
+    if start.route is not None:
+        return start.route.model
+    params, *extra = start.sent
+    named = [*(place.get("model") for place in extra), start.metadata.get("ls_model_name")]
+    named += [params.get(name) for name in ("model", "model_name", "_type")]
+    return next((name for name in named if isinstance(name, str) and name.strip()), "unnamed-model")
 
 
 def hold_id(run_id: UUID) -> str:
@@ -75,10 +84,15 @@ def step_of(metadata: Mapping[str, Any], name: str | None, model: str) -> str:
 
 def output_bound(start: Start) -> int | None:
     """The most output tokens that the provider was told, for all choices together; None if there is no bound."""
-    bound = _first_count(start.params, _BOUNDS) or _first_count(start.metadata, _LS_BOUND)
+    places = start.sent
+    given = [_first_count(place, _BOUNDS) for place in places]
+    if start.route is None and given[0] is None:
+        given[0] = _first_count(start.metadata, _LS_BOUND)
+    bound = max((bound for bound in given if bound is not None), default=None)
     if bound is None:
         return None
-    return bound * max((n for n in map(start.params.get, _CHOICES) if type(n) is int and n > 0), default=1)
+    choices = (place[name] for place in places for name in _CHOICES if name in place)
+    return bound * max(map(number, choices), default=1)
 
 
 def _first_count(source: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
@@ -92,7 +106,7 @@ def _first_count(source: Mapping[str, Any], names: tuple[str, ...]) -> int | Non
 def call_of(start: Start, root: Root) -> Call:
     """The call that a start announces, named by its run, as its root's."""
     params, model = start.params, model_of(start)
-    tier = params.get("service_tier")
+    tier = next((tier for place in reversed(start.sent) if (tier := place.get("service_tier")) in _TIERS), None)
     parts = [each for each in start.inputs if not isinstance(each, str) and not isinstance(each.content, str)]
     return Call(
         model=model,
@@ -104,7 +118,7 @@ def call_of(start: Start, root: Root) -> Call:
         step=step_of(start.metadata, start.name, model),
         utterance=root.scope.id,
         id=hold_id(start.run_id),
-        service_tier=tier if tier in _TIERS else None,
+        service_tier=tier,
         writes_cache="cache_control" in params or (bool(parts) and has_cache_marks(parts)),
         audio="audio" in (params.get("modalities") or ()) or (bool(parts) and hears(parts)),
     )

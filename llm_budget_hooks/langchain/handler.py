@@ -29,10 +29,11 @@ from llm_budget_hooks.errors import AlreadyResolved, BudgetExceeded, Configurati
 from llm_budget_hooks.langchain.batches import abandoned_batch, join_batch
 from llm_budget_hooks.langchain.calls import Start, call_of, hold_id, step_of
 from llm_budget_hooks.langchain.opened import Opened
-from llm_budget_hooks.langchain.providers import may_use_litellm
+from llm_budget_hooks.langchain.providers import is_litellm, may_use_litellm
 from llm_budget_hooks.langchain.refusal import BudgetRefused, refused
 from llm_budget_hooks.langchain.retries import stop_retries
 from llm_budget_hooks.langchain.runs import Root, Runs, enter
+from llm_budget_hooks.langchain.through_litellm import Route
 from llm_budget_hooks.langchain.usage import Outcome, outcome_of, usage_of
 from llm_budget_hooks.models import Call
 
@@ -263,6 +264,8 @@ class BudgetCallbackHandler(BaseCallbackHandler):
 
     def _opened(self, start: Start, announced: object, sole: bool) -> None:
         run = start.run_id.int
+        if is_litellm(start.metadata):
+            start.route = Route.of(start.params, self.engine.prices)
         root = self._runs.root(self.engine, run, start.parent_run_id, start.metadata)
         try:
             reservation = self._reserve(start, root, sole)
@@ -271,6 +274,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
             raise
         ticket = open_ticket(self.engine) if may_use_litellm(start.metadata) else None
         opened = Opened(run, reservation, root, ticket, announced)
+        opened.route = start.route
         if start.prompts > 1:
             opened.batch = join_batch(opened, start.prompts)
             # A refusal at the end of one prompt would lose the answers and the ends of the others.

@@ -17,6 +17,7 @@ from llm_budget_hooks.engine.tickets import Ticket
 from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.langchain.batches import Batch
 from llm_budget_hooks.langchain.runs import Root
+from llm_budget_hooks.langchain.through_litellm import Route
 from llm_budget_hooks.langchain.tokens import likely
 from llm_budget_hooks.langchain.usage import Outcome
 from llm_budget_hooks.models import Usage
@@ -44,6 +45,7 @@ class Opened:
             is open, that tells a second handler from a second call which uses the same run id.
         before, depth: the call that used the same run id before and has not ended, and how many there are.
         passed: the end that the call above this one has taken.
+        route: what LiteLLM was asked for, where the model is LiteLLM's.
         number: the place of its start among all starts; says of what an error was raised from whether it came before.
     """
 
@@ -60,6 +62,7 @@ class Opened:
         "passed",
         "reservation",
         "root",
+        "route",
         "run",
         "task",
         "ticket",
@@ -80,6 +83,7 @@ class Opened:
         self.task: asyncio.Task[Any] | None = None
         self.life: ref[UUID] | None = None
         self.number = begun()
+        self.route: Route | None = None
         self._on_done: Callable[[Any], None] | None = None
         self._provisional = False
         self._ended = False
@@ -131,7 +135,7 @@ class Opened:
             _hint_once()
         elif not usage.input_tokens and usage.output_tokens:
             usage = replace(usage, input_tokens=self._likely_input(), exact=False)
-        engine.settle(self.reservation, usage=usage, model=outcome.model)
+        engine.settle(self.reservation, usage=usage, model=self._served(outcome))
 
     def fail(self, engine: BudgetEngine, error: BaseException, outcome: Outcome) -> bool:
         """Book an error: the provider's own is not billed; after any other, the outcome is unknown.
@@ -146,11 +150,14 @@ class Opened:
         floor = outcome.usage or self._counted(outcome)
         if outcome.output_tokens and self._costs_more(engine, floor):
             if self.claim(final=True):
-                engine.settle(self.reservation, usage=floor, model=outcome.model)
+                engine.settle(self.reservation, usage=floor, model=self._served(outcome))
             return True
         if self.claim(final=False):
             engine.settle(self.reservation)
         return False
+
+    def _served(self, outcome: Outcome) -> str | None:
+        return outcome.model if self.route is None else self.route.served(outcome.deployment)
 
     def _counted(self, outcome: Outcome) -> Usage:
         return Usage(input_tokens=self._likely_input(), output_tokens=outcome.output_tokens, exact=False)

@@ -14,6 +14,11 @@ _OWN_CLIENT: Final = frozenset({
 """The providers whose packages bring a client of their own."""
 
 
+def is_litellm(metadata: Mapping[str, Any]) -> bool:
+    """Whether a model says that it is LiteLLM's."""
+    return metadata.get("ls_provider") == "litellm"
+
+
 def may_use_litellm(metadata: Mapping[str, Any]) -> bool:
     """Whether a model may reach its provider through LiteLLM: all but those that are known not to."""
     return str(metadata.get("ls_provider")) not in _OWN_CLIENT

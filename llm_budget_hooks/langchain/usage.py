@@ -23,12 +23,14 @@ class Outcome:
         cached: LangChain's own response cache answered; nothing was billed.
         model: the model that served, if it says so.
         output_tokens: as reported, else about how many tokens the words are that arrived.
+        deployment: the one of a LiteLLM Router that served, by its id.
     """
 
     usage: Usage | None = None
     cached: bool = False
     model: str | None = None
     output_tokens: int = 0
+    deployment: str | None = None
 
 
 def outcome_of(result: LLMResult | None, *, alone: bool = True) -> Outcome:
@@ -51,7 +53,7 @@ def outcome_of(result: LLMResult | None, *, alone: bool = True) -> Outcome:
         usage = None
     model = facts.get("model_name") or facts.get("model")
     arrived = likely_output(_words(first)) if usage is None else usage.output_tokens
-    return Outcome(usage, metadata.get("total_cost") == 0, _text(model), arrived)
+    return Outcome(usage, metadata.get("total_cost") == 0, _text(model), arrived, _text(facts.get("model_id")))
 
 
 def usage_of(metadata: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> Usage | None:

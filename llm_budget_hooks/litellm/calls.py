@@ -9,12 +9,12 @@ from typing import Any, Final
 import litellm
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import PriceUnknown
-from llm_budget_hooks.litellm.media import amount_of, number
+from llm_budget_hooks.litellm.media import amount_of
 from llm_budget_hooks.litellm.requests import PROXY_REQUEST, Request, sent, stated
 from llm_budget_hooks.litellm.tokens import input_bound
 from llm_budget_hooks.models import Call
 from llm_budget_hooks.models.calls import SERVICE_TIERS
+from llm_budget_hooks.pricing.asked import number, priced_name
 from llm_budget_hooks.tokens import has_sound
 
 _KEYS: Final = ("tenant", "user", "feature", "step", "utterance")
@@ -40,15 +40,15 @@ def call_of(engine: BudgetEngine, entry: str, asked: Mapping[str, Any], request:
     """
     if litellm.model_alias_map and entry in _ALIASED:
         asked = {**asked, "model": litellm.model_alias_map.get(str(asked.get("model")), asked.get("model"))}
-    model = priced_name(engine, asked)
+    model = priced_name(engine.prices, asked)
     kind = entry.removeprefix("a") if entry not in ("anthropic_messages", "agenerate_content") else entry
-    tier = asked.get("service_tier")
+    tiers = [tier.lower() for place in reversed(sent(asked)) if isinstance(tier := place.get("service_tier"), str)]
     return Call(
         model=model,
         input_tokens=input_bound(model, asked),
         max_output_tokens=0 if kind in _NO_OUTPUT else _output_bound(asked),
         amount=0 if kind == "moderation" and _is_free(asked) else amount_of(kind, model, asked, engine.prices),
-        service_tier=tier if isinstance(tier, str) and tier.lower() in SERVICE_TIERS else None,
+        service_tier=next((tier for tier in tiers if tier in SERVICE_TIERS), None),
         writes_cache=writes_cache(asked),
         audio=_hears_or_speaks(asked),
         **identity_of(asked, request),
@@ -67,25 +67,6 @@ def identity_of(asked: Mapping[str, Any], request: Request | None) -> dict[str, 
     if named["utterance"] is None and request is not None:
         named["utterance"] = request.utterance
     return named
-
-
-def priced_name(engine: BudgetEngine, asked: Mapping[str, Any]) -> str:
-    """The model's name as the price book knows it: as asked for, with its provider, else the deployment's base."""
-    model = str(asked.get("model") or "")
-    provider = asked.get("custom_llm_provider")
-    named = f"{provider}/{model}" if isinstance(provider, str) and not model.startswith(f"{provider}/") else model
-    base = asked.get("base_model") or _mapping(asked.get("model_info")).get("base_model")
-    if not isinstance(base, str) or _is_priced(engine, named):
-        return named or "unknown"
-    return base if _is_priced(engine, base) else named
-
-
-def _is_priced(engine: BudgetEngine, model: str) -> bool:
-    try:
-        engine.prices.price(model)
-    except PriceUnknown:
-        return False
-    return True
 
 
 def _output_bound(asked: Mapping[str, Any]) -> int | None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from llm_budget_hooks.engine import BudgetEngine
-from llm_budget_hooks.errors import PriceUnknown
 from llm_budget_hooks.litellm.calls import BOUNDS, call_of
-from llm_budget_hooks.models import Call, Usage
+from llm_budget_hooks.models import Call
+from llm_budget_hooks.pricing.asked import sample_nusd
 
 _PASSED: Final = frozenset({"pass_through_endpoint", "allm_passthrough_route"})
 _SYNONYMS: Final = {"embeddings": "embedding", "audio_transcription": "transcription"}
@@ -17,7 +17,6 @@ _NAMES: Final = ("model", "custom_llm_provider", "base_model")
 _IN_PATH: Final = re.compile(r"/(?:models?|deployments)/([^/:]+)[/:]")
 _FORMS: Final = re.compile(r"/(?:transcriptions|translations|edits|variations)/?$")
 _OWN: Final = frozenset({"litellm_logging_obj", "metadata", "litellm_metadata", "proxy_server_request"})
-_SAMPLE: Final = Usage(input_tokens=1000, output_tokens=1000)
 
 
 def call_before_routing(engine: BudgetEngine, call_type: str, data: Mapping[str, Any], path: str) -> Call | None:
@@ -61,10 +60,7 @@ def _rate(engine: BudgetEngine, call: Call) -> int | None:
     """What tells a dear call from a cheap one; None if it has no price."""
     if call.amount_nusd is not None:
         return call.amount_nusd
-    try:
-        return engine.prices.price(call.model).cost_nusd(_SAMPLE)
-    except PriceUnknown:
-        return None
+    return sample_nusd(engine.prices, call.model)
 
 
 def _deployed(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

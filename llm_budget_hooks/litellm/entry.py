@@ -26,10 +26,11 @@ import litellm.utils
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.litellm.attempts import Attempt
-from llm_budget_hooks.litellm.calls import call_of, priced_name, streams_usage
+from llm_budget_hooks.litellm.calls import call_of, streams_usage
 from llm_budget_hooks.litellm.refusal import BudgetRefused, TwoEngines, log_without_tracebacks, refused
 from llm_budget_hooks.litellm.requests import PROXY_REQUEST, refusal_behind, remember, request_of
 from llm_budget_hooks.litellm.streams import is_stream, metered
+from llm_budget_hooks.pricing.asked import priced_name
 
 _SYNC: Final = (
     "completion", "text_completion", "embedding", "responses", "image_generation", "image_edit", "speech",
@@ -318,7 +319,7 @@ def _attempt(entry: _Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     if kwargs.get("fallbacks") and entry.name in _CHATS and not entry.whole:
         return None, None
     refusal = request.refusal if request is not None else None
-    if refusal is not None and not (_lets_cheaper_pass(engine) and engine.is_cheap(priced_name(engine, asked))):
+    if refusal is not None and not (_lets_cheaper_pass(engine) and engine.is_cheap(priced_name(engine.prices, asked))):
         raise type(refusal).of(refusal)
     attempt = Attempt(engine, entry.kind, call_of(engine, entry.name, asked, request))
     proxied = PROXY_REQUEST.get()

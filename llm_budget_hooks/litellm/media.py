@@ -16,6 +16,7 @@ from llm_budget_hooks.litellm.usage import field
 from llm_budget_hooks.models import Call, Usage
 from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.pricing import PriceBook
+from llm_budget_hooks.pricing.asked import number
 
 _log = logging.getLogger("llm_budget_hooks")
 _NANO: Final = Decimal("0.000000001")
@@ -27,7 +28,6 @@ _RATES: Final = (
     "input_cost_per_second", "output_cost_per_second", "input_cost_per_character", "input_cost_per_query",
 )  # fmt: skip
 _PIXELS: Final = 1024 * 1024
-_ENDLESS: Final = 10**12
 
 
 def amount_of(kind: str, model: str, asked: Mapping[str, Any], prices: PriceBook | None = None) -> Decimal | None:
@@ -128,18 +128,6 @@ def _listed(name: str, units: Usage, asked: Mapping[str, Any]) -> float:
 def _pixels(asked: Mapping[str, Any]) -> int:
     size = str(asked.get("size") or "").partition("x")
     return int(size[0]) * int(size[2]) if size[0].isdigit() and size[2].isdigit() else _PIXELS
-
-
-def number(count: Any) -> int:
-    """How many a request asks for; one where that is no number. Servers read digits and whole fractions as well."""
-    if type(count) is int:
-        return max(count, 1)
-    try:
-        return max(ceil(float(count)), 1)
-    except OverflowError:
-        return _ENDLESS
-    except (TypeError, ValueError):
-        return 1
 
 
 def _images(asked: Mapping[str, Any]) -> Usage:

@@ -97,6 +97,24 @@ def test_with_bounds_no_spelling_of_the_number_of_answers_passes_the_limit(
     assert balance(engine)[0] <= Decimal("0.0003")
 
 
+@pytest.mark.parametrize(
+    ("body", "same"),
+    [
+        ({"model": "gpt-4o"}, {"model": "openai/gpt-4o"}),
+        ({"model": "gpt-3.5-turbo"}, {"model": "openai/gpt-3.5-turbo"}),
+        ({"service_tier": "priority"}, {"service_tier": "priority"}),
+        ({"model": "a name that has no price"}, {}),
+    ],
+    ids=str,
+)
+def test_what_is_put_into_the_body_as_it_is_is_held(
+    body: dict[str, Any], same: dict[str, Any], provider: FakeProvider, capped: MakeEngine
+) -> None:
+    engine = capped(estimate="bound")
+    held = litellm_hold(engine, at(provider, max_tokens=40, extra_body=body)).estimate
+    assert held == litellm_hold(engine, at(provider, max_tokens=40, **same)).estimate
+
+
 @pytest.mark.parametrize("count", [None, 0, -3, "five", float("nan"), [5], True], ids=str)
 def test_a_number_of_answers_that_is_none_is_held_as_one(
     count: Any, provider: FakeProvider, capped: MakeEngine
