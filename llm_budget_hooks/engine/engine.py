@@ -122,6 +122,14 @@ class BudgetEngine(Administration):
         """Whether other processes see the same balances."""
         return self._store.shared
 
+    def shares(self, other: BudgetEngine) -> bool:
+        """Whether another engine works against the same balances: those of one URL and one namespace do."""
+        if self is other:
+            return True
+        if not self._store.shared or self._origin is None or other._origin is None:
+            return False
+        return self._origin[0] == other._origin[0] and self.policy.namespace == other.policy.namespace
+
     @property
     def degraded(self) -> bool:
         """Whether the store was away when this process last asked it."""

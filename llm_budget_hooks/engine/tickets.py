@@ -19,14 +19,16 @@ class Ticket:
 
     Attributes:
         engine: the engine that holds.
+        hold: the name of its hold, if it has one yet.
         open: False once the call has ended.
         claimed_by: the inner call that this ticket covers, None while there is none.
     """
 
-    __slots__ = ("claimed_by", "engine", "open")
+    __slots__ = ("claimed_by", "engine", "hold", "open")
 
-    def __init__(self, engine: BudgetEngine) -> None:
+    def __init__(self, engine: BudgetEngine, hold: str | None = None) -> None:
         self.engine = engine
+        self.hold = hold
         self.open = True
         self.claimed_by: str | None = None
 
@@ -41,10 +43,19 @@ _MOST = 100
 _TICKETS: ContextVar[tuple[Ticket, ...]] = ContextVar("llm_budget_hooks_tickets", default=())
 
 
-def open_ticket(engine: BudgetEngine) -> Ticket:
-    """Cover the next request that this context makes."""
-    ticket = Ticket(engine)
+def open_ticket(engine: BudgetEngine, hold: str | None = None) -> Ticket:
+    """Cover the next request that this context makes.
+
+    Args:
+        engine: the engine that holds.
+        hold: the name of its hold; who opens a ticket for the same one, through an engine that shares its balances,
+            is given the same ticket.
+    """
     others = [other for other in _TICKETS.get() if other.open]
+    for other in others:
+        if hold is not None and other.hold == hold and other.engine.shares(engine):
+            return other
+    ticket = Ticket(engine, hold)
     _TICKETS.set((*others[-_MOST:], ticket))
     return ticket
 
@@ -59,7 +70,7 @@ def claim(engine: BudgetEngine, id: str) -> Ticket | None:
     others = _TICKETS.get()
     if not others:
         return None
-    tickets = [ticket for ticket in others if ticket.open and ticket.engine is engine]
+    tickets = [ticket for ticket in others if ticket.open and ticket.engine.shares(engine)]
     for ticket in tickets:
         if ticket.claimed_by == id:
             return ticket
@@ -73,5 +84,5 @@ def claim(engine: BudgetEngine, id: str) -> Ticket | None:
 def unclaim(engine: BudgetEngine, id: str) -> None:
     """The request failed: its ticket covers the next attempt."""
     for ticket in _TICKETS.get():
-        if ticket.engine is engine and ticket.claimed_by == id:
+        if ticket.claimed_by == id and ticket.engine.shares(engine):
             ticket.claimed_by = None

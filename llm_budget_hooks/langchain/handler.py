@@ -272,7 +272,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
         except BudgetExceeded:
             self._abandon()
             raise
-        ticket = open_ticket(self.engine) if may_use_litellm(start.metadata) else None
+        ticket = open_ticket(self.engine, reservation.id) if may_use_litellm(start.metadata) else None
         opened = Opened(run, reservation, root, ticket, announced)
         opened.route = start.route
         if start.prompts > 1:

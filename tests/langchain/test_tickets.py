@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import litellm
@@ -16,6 +18,7 @@ from langchain_litellm import ChatLiteLLM
 from runs_under_test import CALLS, OPEN, WHO, Engines, Models, budget, config, cost
 from typing_extensions import override
 
+from llm_budget_hooks import BudgetEngine
 from llm_budget_hooks.langchain import BudgetCallbackHandler
 from llm_budget_hooks.litellm import BudgetCallback, BudgetRefused
 from llm_budget_hooks.testing import FakeProvider
@@ -151,3 +154,79 @@ def test_a_model_of_an_unknown_package_may_go_through_litellm_and_is_billed_once
     assert provider.count == 1
     assert budget(engine, "calls").spent == 1
     assert budget(engine, "calls", "default", "").spent == 0
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Callable[[], BudgetEngine]]:
+    """Engines on one store and namespace."""
+    made: list[BudgetEngine] = []
+    spend = {"name": "spend", "scope": "user", "limit": "$100", "window": "month"}
+    rules = {"budgets": [{**CALLS, "limit": 99}, OPEN, spend], "store_timeout": "30s"}
+
+    def make() -> BudgetEngine:
+        made.append(BudgetEngine.open(f"sqlite:///{tmp_path}/b.db", rules))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "invoke": lambda model, run: model.invoke("hi", run),
+    "ainvoke": lambda model, run: asyncio.run(model.ainvoke("hi", run)),
+    "stream": lambda model, run: list(model.stream("hi", run)),
+}
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["a second engine", "a copy"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_is_billed_once_where_the_handlers_engine_shares_the_callbacks_balances(
+    form: str, copied: bool, shared: Callable[[], BudgetEngine], provider: FakeProvider
+) -> None:
+    engine = shared()
+    litellm.callbacks = [BudgetCallback(engine)]
+    handler = pickle.loads(pickle.dumps(BudgetCallbackHandler(engine))) if copied else BudgetCallbackHandler(shared())
+    lite = ChatLiteLLM(model="openai/gpt-4o-mini", api_base=provider.base_url, api_key="test", max_tokens=50)
+    FORMS[form](lite, config(handler))
+    engine.flush()
+    handler.engine.close()
+    assert provider.count == 1
+    assert budget(engine, "spend").spent == cost(100, 20)
+    assert budget(engine, "calls").spent == 1
+    assert budget(engine, "calls", "default", "").spent == 0
+    assert not budget(engine, "open").reserved
+
+
+def test_two_handlers_of_engines_that_share_balances_pay_for_one_request(
+    shared: Callable[[], BudgetEngine], provider: FakeProvider
+) -> None:
+    engine, other = shared(), shared()
+    litellm.callbacks = [BudgetCallback(engine)]
+    run = config(BudgetCallbackHandler(engine))
+    run["callbacks"].append(BudgetCallbackHandler(other))
+    lite = ChatLiteLLM(model="openai/gpt-4o-mini", api_base=provider.base_url, api_key="test", max_tokens=50)
+    stream = lite.stream("hi", run)
+    next(stream)
+    litellm.completion(**_asked(provider), metadata=WHO)
+    list(stream)
+    engine.flush()
+    assert provider.count == 2
+    assert budget(engine, "calls").spent == 2
+    assert budget(engine, "spend").spent == 2 * cost(100, 20)
+
+
+def test_engines_of_other_namespaces_and_stores_share_nothing(
+    shared: Callable[[], BudgetEngine], tmp_path: Path
+) -> None:
+    engine, url = shared(), f"sqlite:///{tmp_path}/b.db"
+    with (
+        BudgetEngine.open(url, {"budgets": [], "namespace": "other"}) as other,
+        BudgetEngine.open("memory://", {"budgets": []}) as one,
+        BudgetEngine.open("memory://", {"budgets": []}) as two,
+    ):
+        assert engine.shares(shared())
+        assert not engine.shares(other)
+        assert not engine.shares(one)
+        assert not one.shares(two)
+        assert one.shares(one)
