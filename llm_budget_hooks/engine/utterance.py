@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Generator
@@ -20,6 +21,8 @@ from llm_budget_hooks.transitions import Meter
 if TYPE_CHECKING:
     from llm_budget_hooks.engine.engine import BudgetEngine
 
+_NUMBERS = itertools.count()
+_MOST_AROUND = 50
 _CURRENT: ContextVar[Utterance | None] = ContextVar("llm_budget_hooks_utterance", default=None)
 
 
@@ -94,6 +97,9 @@ class Utterance:
     ) -> None:
         outer = current_utterance(engine)
         self._outer = outer if id is None else None
+        self._number = next(_NUMBERS)
+        # Numbers, and not scopes: a job that begins the next one inside its own would keep all before it alive.
+        self._around: tuple[int, ...] = () if outer is None else (outer._number, *outer._around[:_MOST_AROUND])
         self.engine = engine
         joined = self._outer is not None
         self.id: str = id if id is not None else outer.id if outer is not None else f"ut-{os.urandom(10).hex()}"
@@ -113,6 +119,14 @@ class Utterance:
     def key(self) -> tuple[str, str, str]:
         """What tells this utterance from all others of the engine."""
         return normalised(self.tenant), normalised(self.user), self.id
+
+    def is_apart_from(self, other: Utterance) -> bool:
+        """Whether it was begun inside another, or inside what surrounds that, as one of its own: with an id."""
+        own = self
+        while own._outer is not None:
+            own = own._outer
+        around = (other._number, *other._around)
+        return own._number not in around and not set(own._around).isdisjoint(around)
 
     @property
     def estimate(self) -> Decimal | None:

@@ -7,6 +7,7 @@ bounded. A run that has ended stays known until it is pushed out, since work tha
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections import deque
@@ -21,7 +22,7 @@ from weakref import ref
 from langchain_core.runnables.config import var_child_runnable_config
 
 from llm_budget_hooks.engine import BudgetEngine, Reservation, Utterance
-from llm_budget_hooks.engine.utterance import current_utterance, find_utterances
+from llm_budget_hooks.engine.utterance import current_utterance, find_utterances, surrounding_utterance
 from llm_budget_hooks.errors import BudgetExceeded, ConfigurationError
 from llm_budget_hooks.langchain.bounded import Bounded
 from llm_budget_hooks.langchain.refusal import sticks
@@ -30,6 +31,7 @@ from llm_budget_hooks.models import Call
 if TYPE_CHECKING:
     from llm_budget_hooks.langchain.opened import Opened
 
+_log = logging.getLogger("llm_budget_hooks")
 _MAX_RUNS = 20_000
 _MAX_CALLS = 20_000
 _MAX_ENDED = 10_000
@@ -52,6 +54,7 @@ class Root:
         refused: what refused it, where that sticks.
         calls: its calls that are open.
         ended: whether its end was seen.
+        warned: it was said that its identity is not what a run inside it names.
     """
 
     id: int
@@ -63,6 +66,7 @@ class Root:
     refused: BudgetExceeded | None = None
     calls: dict[int, Opened] = field(default_factory=dict)
     ended: bool = False
+    warned: bool = False
 
     def reserve(self, engine: BudgetEngine, call: Call) -> Reservation:
         """Reserve as this root's, whatever scope the code that calls the model is in.
@@ -133,11 +137,15 @@ class Runs:
         again = found is not None and found.ended and found.id == run
         if again or found is None:
             found = self._above(engine, above)
+            if found is not None and _is_apart(found):
+                found, above = None, None
         if found is None:
             found = _new_root(engine, run if above is None else above, metadata, again=again)
             if above is not None:
                 self._roots.put(above, found)
             found.scope.start()
+        elif parent is None and found.id != run:
+            _warn_of_others(found, metadata)
         self._roots.put(run, found)
         return found
 
@@ -235,6 +243,22 @@ def _parent_here() -> int | None:
 def _root_of_context(engine: BudgetEngine) -> Root | None:
     here = _ROOT.get()
     return here if here is not None and here.scope.engine is engine and not here.ended else None
+
+
+def _is_apart(root: Root) -> bool:
+    """Whether the running code is in a scope that is one of its own, though it was begun inside this root."""
+    scope = surrounding_utterance()
+    return scope is not None and scope.engine is root.scope.engine and scope.is_apart_from(root.scope)
+
+
+def _warn_of_others(root: Root, metadata: Mapping[str, Any]) -> None:
+    if root.warned or all(metadata.get(name) in (None, getattr(root, name)) for name in ("tenant", "user")):
+        return
+    root.warned = True
+    _log.warning(
+        "A run inside another says in its metadata whose it is, which counts at the outermost run only. What is done "
+        "for somebody else belongs in `with engine.utterance(tenant=..., user=..., id=...)`."
+    )
 
 
 def _new_root(engine: BudgetEngine, id: int, metadata: Mapping[str, Any], *, again: bool = False) -> Root:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 from langsmith import Client, traceable, tracing_context
-from runs_under_test import CALLS, OPEN, UTTERANCES, Engines, Models, budget, config, cost, reserved_calls
+from runs_under_test import CALLS, OPEN, UTTERANCES, WHO, Engines, Models, budget, config, cost, reserved_calls
 
 from llm_budget_hooks import ConfigurationError
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
@@ -176,6 +177,50 @@ def test_an_inner_scope_cannot_change_whose_it_is(engines: Engines, models: Mode
     RunnableLambda(inner).invoke("hi", config(BudgetCallbackHandler(engine)))
     assert budget(engine, "spend").spent == cost(100, 20)
     assert budget(engine, "spend", "victim", "victim").spent == 0
+
+
+@pytest.mark.parametrize("surrounded", [False, True])
+def test_what_a_request_begins_for_somebody_else_is_theirs_in_a_scope_with_an_id(
+    surrounded: bool, engines: Engines, models: Models
+) -> None:
+    engine, model = engines({**UTTERANCES, "limit": 1}), models()
+    handler = BudgetCallbackHandler(engine)
+    other = config(handler, tenant="other", user="u2")
+    left: list[asyncio.Task[Any]] = []
+
+    async def job() -> None:
+        with engine.utterance(tenant="other", user="u2", id="job"):
+            await model.ainvoke("hi", other)
+            await (RunnableLambda(lambda x: x) | model).ainvoke("hi")
+
+    async def request(text: str) -> Any:
+        left.append(asyncio.create_task(job()))
+        return await model.ainvoke(text)
+
+    async def main() -> None:
+        with engine.utterance(**WHO) if surrounded else nullcontext():
+            await RunnableLambda(request).ainvoke("hi", config(handler))
+        await left[0]
+
+    asyncio.run(main())
+    assert budget(engine, "spend").spent == cost(100, 20)
+    assert budget(engine, "spend", "other", "u2").spent == 2 * cost(100, 20)
+    assert budget(engine, "utterances").spent == budget(engine, "utterances", "other", "u2").spent == 1
+
+
+def test_metadata_does_not_take_a_task_out_of_the_request_that_began_it(
+    engines: Engines, models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, model = engines(), models()
+    other = config(BudgetCallbackHandler(engine), tenant="other", user="u2")
+
+    async def request(_: str) -> Any:
+        return [await asyncio.create_task(model.ainvoke("hi", other)) for _ in range(2)]
+
+    asyncio.run(RunnableLambda(request).ainvoke("hi", config(BudgetCallbackHandler(engine))))
+    assert budget(engine, "spend").spent == 2 * cost(100, 20)
+    assert budget(engine, "spend", "other", "u2").spent == 0
+    assert caplog.text.count("whose it is") == 1
 
 
 def test_an_explicit_scope_goes_before_metadata_and_joins_roots(engines: Engines, models: Models) -> None:
