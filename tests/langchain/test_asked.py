@@ -31,6 +31,8 @@ pytestmark = [
         "ignore:Exception ignored in.*(socket|Transport|coroutine):pytest.PytestUnraisableExceptionWarning",
     )
 ]
+# LiteLLM keeps its clients, and their connections would outlive the event loops of the tests.
+ALONE = {"Connection": "close"}
 MINI, LARGE = "openai/gpt-4o-mini", "openai/gpt-4o"
 LARGE_COST = 100 * Decimal("0.0000025") + 20 * Decimal("0.00001")
 
@@ -51,11 +53,11 @@ FORMS: dict[str, Callable[..., Any]] = {
 
 def _lite(provider: FakeProvider, **more: Any) -> ChatLiteLLM:
     given = {"model": MINI, "api_base": provider.base_url, "api_key": "test", "max_tokens": 50, **more}
-    return ChatLiteLLM(**given)
+    return ChatLiteLLM(extra_headers=ALONE, **given)
 
 
 def _deployment(provider: FakeProvider, name: str, model: str, **more: Any) -> dict[str, Any]:
-    where = {"api_base": provider.base_url, "api_key": "test"}
+    where = {"api_base": provider.base_url, "api_key": "test", "extra_headers": ALONE}
     return {"model_name": name, "litellm_params": {"model": model, **where, **more}}
 
 
