@@ -335,7 +335,7 @@ class BudgetCallbackHandler(BaseCallbackHandler):
 
     def _failed(self, run: int, error: BaseException, response: LLMResult | None) -> None:
         opened = self._runs.calls.get(run)
-        if opened is None or opened.passed is error:
+        if opened is None or opened.has_passed(error):
             return
         opened.root.calls.pop(run, None)
         if opened.fail(self.engine, error, outcome_of(response)):

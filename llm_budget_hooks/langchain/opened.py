@@ -25,7 +25,6 @@ from llm_budget_hooks.money import to_decimal
 
 _log = logging.getLogger("llm_budget_hooks")
 _TIMEOUT = 408
-_NOTHING = object()
 _ENDING = threading.Lock()
 _UNANSWERED = ("Timeout", "ConnectionError", "TransportError")
 
@@ -44,7 +43,7 @@ class Opened:
         announced: what LangChain hands to each handler at the start, the same object for all of them. While the call
             is open, that tells a second handler from a second call which uses the same run id.
         before, depth: the call that used the same run id before and has not ended, and how many there are.
-        passed: the end that the call above this one has taken.
+        passed: the ends that the calls above this one have taken.
         route: what LiteLLM was asked for, where the model is LiteLLM's.
         number: the place of its start among all starts; says of what an error was raised from whether it came before.
     """
@@ -79,7 +78,7 @@ class Opened:
         self.batch: Batch | None = None
         self.before: Opened | None = None
         self.depth = 0
-        self.passed: object = _NOTHING
+        self.passed: tuple[object, ...] = ()
         self.task: asyncio.Task[Any] | None = None
         self.life: ref[UUID] | None = None
         self.number = begun()
@@ -94,6 +93,10 @@ class Opened:
         while at is not None and at.announced is not announced:
             at = at.before
         return at is not None
+
+    def has_passed(self, event: object) -> bool:
+        """Whether a call above this one has taken that end."""
+        return any(event is one for one in self.passed)
 
     def watch(self, lost: Callable[[Opened], None]) -> None:
         """Call `lost` when the task that runs the call ends and the call has not."""

@@ -154,7 +154,7 @@ class Runs:
         with self._replacing:
             before = self.calls.get(opened.run)
             if before is not None and before.depth < _MAX_ALIKE:
-                opened.before, opened.depth = before, before.depth + 1
+                opened.before, opened.depth, opened.passed = before, before.depth + 1, before.passed
             self.calls.put(opened.run, opened)
         return before
 
@@ -168,11 +168,11 @@ class Runs:
         """
         with self._replacing:
             opened = self.calls.pop(run)
-            if opened is not None and opened.passed is event:
+            if opened is not None and opened.has_passed(event):
                 self.calls.put(run, opened)
                 return None
             if opened is not None and opened.before is not None:
-                opened.before.passed = event
+                opened.before.passed = (*opened.passed, event)
                 self.calls.put(run, opened.before)
         return opened
 

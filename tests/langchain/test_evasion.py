@@ -11,13 +11,16 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.callbacks import CallbackManager
+from langchain_core.messages import AIMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import OpenAI
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
-from runs_under_test import CALLS, OPEN, PRICE_IN, PRICE_OUT, UTTERANCES, Engines, Models, budget, config, cost
+from runs_under_test import CALLS, OPEN, PRICE_IN, PRICE_OUT, UTTERANCES, WHO, Engines, Models, budget, config, cost
 
 from llm_budget_hooks import BudgetExceeded
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
@@ -145,6 +148,24 @@ def test_a_run_id_in_use_twice_at_once_is_two_calls(
         asked = [pool.submit(model.invoke, "hi", {**run}) for _ in range(5)]
     assert sum(isinstance(each.exception(), BudgetRefused) for each in asked) == 2
     assert provider.count == budget(engine, "calls").spent == 3
+    assert budget(engine, "spend").spent == cost(300, 60)
+    assert not budget(engine, "open").reserved
+
+
+def test_ends_of_a_run_id_in_use_twice_may_come_in_any_order(engines: Engines) -> None:
+    engine, id = engines({**CALLS, "limit": 3}, OPEN), uuid4()
+    handlers = [BudgetCallbackHandler(engine) for _ in range(2)]
+    answers = [
+        LLMResult(generations=[[ChatGeneration(message=AIMessage("x", usage_metadata=counts))]])
+        for output in (10, 20, 30)
+        if (counts := UsageMetadata(input_tokens=100, output_tokens=output, total_tokens=100 + output))
+    ]
+    for _ in answers:
+        messages: list[list[Any]] = [["hi"]]
+        for handler in handlers:
+            handler.on_chat_model_start({}, messages, run_id=id, metadata={**WHO, "ls_model_name": "gpt-4o-mini"})
+    for answer, handler in [(0, 0), (1, 0), (0, 1), (1, 1), (2, 1), (2, 0)]:
+        handlers[handler].on_llm_end(answers[answer], run_id=id)
     assert budget(engine, "spend").spent == cost(300, 60)
     assert not budget(engine, "open").reserved
 
