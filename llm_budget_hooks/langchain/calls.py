@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
@@ -24,7 +24,9 @@ _STEP_KEYS = ("step", "lc_agent_name", "langgraph_node")
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample")
 _LS_BOUND = ("ls_max_tokens",)
 _CHOICES = ("n", "best_of", "candidate_count")
+_MODELS = ("model", "model_name", "_type")
 _TIERS = frozenset({"priority", "flex", "batch"})
+Places = tuple[Mapping[str, Any], ...]
 
 
 @dataclass(slots=True)
@@ -50,22 +52,36 @@ class Start:
     prompts: int = 1
     route: Route | None = None
 
-    @property
-    def sent(self) -> tuple[Mapping[str, Any], ...]:
+    def sent(self) -> Places:
         """The places whose parameters reach the provider: the parameters, and what is put into the body as it is."""
         params = self.params if self.route is None else self.route.asked
         extra = params.get("extra_body")
         return (params, extra) if isinstance(extra, Mapping) else (params,)
 
 
-def model_of(start: Start) -> str:
-    """The model asked for; where nothing names it, the kind of model, so that a price can be written for it."""
+def model_of(start: Start, places: Places) -> str:
+    """The model asked for; where nothing names it, the kind of model, so that a price can be written for it.
+
+    Args:
+        start: says it.
+        places: whose parameters reach the provider.
+    """
     if start.route is not None:
         return start.route.model
-    params, *extra = start.sent
-    named = [*(place.get("model") for place in extra), start.metadata.get("ls_model_name")]
-    named += [params.get(name) for name in ("model", "model_name", "_type")]
-    return next((name for name in named if isinstance(name, str) and name.strip()), "unnamed-model")
+    if len(places) > 1 and _is_name(extra := places[1].get("model")):
+        return extra
+    value = start.metadata.get("ls_model_name")
+    if _is_name(value):
+        return value
+    for name in _MODELS:
+        value = start.params.get(name)
+        if _is_name(value):
+            return value
+    return "unnamed-model"
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def hold_id(run_id: UUID) -> str:
@@ -82,13 +98,18 @@ def step_of(metadata: Mapping[str, Any], name: str | None, model: str) -> str:
     return name or model
 
 
-def output_bound(start: Start) -> int | None:
-    """The most output tokens that the provider was told, for all choices together; None if there is no bound."""
-    places = start.sent
-    given = [_first_count(place, _BOUNDS) for place in places]
-    if start.route is None and given[0] is None:
-        given[0] = _first_count(start.metadata, _LS_BOUND)
-    bound = max((bound for bound in given if bound is not None), default=None)
+def output_bound(start: Start, places: Places) -> int | None:
+    """The most output tokens that the provider was told, for all choices together; None if there is no bound.
+
+    Args:
+        start: says it.
+        places: whose parameters reach the provider.
+    """
+    bound = _first_count(places[0], _BOUNDS)
+    if bound is None and start.route is None:
+        bound = _first_count(start.metadata, _LS_BOUND)
+    if len(places) > 1:
+        bound = max(bound or 0, _first_count(places[1], _BOUNDS) or 0) or None
     if bound is None:
         return None
     choices = (place[name] for place in places for name in _CHOICES if name in place)
@@ -105,20 +126,21 @@ def _first_count(source: Mapping[str, Any], names: tuple[str, ...]) -> int | Non
 
 def call_of(start: Start, root: Root) -> Call:
     """The call that a start announces, named by its run, as its root's."""
-    params, model = start.params, model_of(start)
-    tier = next((tier for place in reversed(start.sent) if (tier := place.get("service_tier")) in _TIERS), None)
-    parts = [each for each in start.inputs if not isinstance(each, str) and not isinstance(each.content, str)]
+    params, places = start.params, start.sent()
+    model = model_of(start, places)
+    tiers = [tier for place in places if (tier := place.get("service_tier")) in _TIERS]
+    parts = [each for each in start.inputs if not isinstance(each, str) and type(each.content) is not str]
     return Call(
         model=model,
         tenant=root.tenant,
         user=root.user,
         feature=root.feature,
         input_tokens=input_bound(start.inputs, params, model),
-        max_output_tokens=output_bound(start),
+        max_output_tokens=output_bound(start, places),
         step=step_of(start.metadata, start.name, model),
         utterance=root.scope.id,
         id=hold_id(start.run_id),
-        service_tier=tier,
+        service_tier=tiers[-1] if tiers else None,
         writes_cache="cache_control" in params or (bool(parts) and has_cache_marks(parts)),
         audio="audio" in (params.get("modalities") or ()) or (bool(parts) and hears(parts)),
     )

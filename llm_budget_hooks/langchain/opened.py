@@ -96,7 +96,7 @@ class Opened:
 
     def has_passed(self, event: object) -> bool:
         """Whether a call above this one has taken that end."""
-        return any(event is one for one in self.passed)
+        return bool(self.passed) and any(event is one for one in self.passed)
 
     def watch(self, lost: Callable[[Opened], None]) -> None:
         """Call `lost` when the task that runs the call ends and the call has not."""

@@ -39,7 +39,6 @@ _FRAMEWORKS = ("langchain", "langgraph")
 _WHOLE = frozenset({"invoke", "ainvoke", "batch", "abatch", "generate", "agenerate"})
 _MAX_FRAMES = 60
 _MAX_ALIKE = 100
-_WHOSE = ("tenant", "user", "feature")
 
 
 @dataclass(slots=True, eq=False)
@@ -264,7 +263,7 @@ def _warn_of_others(root: Root, metadata: Mapping[str, Any]) -> None:
 def _new_root(engine: BudgetEngine, id: int, metadata: Mapping[str, Any], *, again: bool = False) -> Root:
     outer = current_utterance(engine)
     named = text_in(metadata, "utterance") or None
-    tenant, user, feature = [text_in(metadata, name) for name in _WHOSE]
+    tenant, user, feature = text_in(metadata, "tenant"), text_in(metadata, "user"), text_in(metadata, "feature")
     if outer is not None:
         tenant = outer.tenant if outer.tenant is not None else tenant
         user = outer.user if outer.user is not None else user

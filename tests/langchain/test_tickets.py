@@ -67,7 +67,7 @@ def test_a_stream_of_another_client_pays_for_no_litellm_call_beside_it(
     async def main() -> None:
         stream = models(stream_usage=True).astream("hi", config(BudgetCallbackHandler(engine)))
         await anext(stream)
-        await litellm.acompletion(**_asked(provider), metadata=WHO)
+        await litellm.acompletion(**_asked(provider), metadata={**WHO})
         async for _ in stream:
             pass
 
@@ -88,7 +88,7 @@ def test_the_kill_switch_stops_a_litellm_call_beside_a_stream(
     next(stream)
     engine.kill(tenant="acme", reason="stop", by="test")
     with pytest.raises(BudgetRefused):
-        litellm.completion(**_asked(provider), metadata=WHO)
+        litellm.completion(**_asked(provider), metadata={**WHO})
     list(stream)
     assert provider.count == 1
 
@@ -111,7 +111,7 @@ def test_a_call_that_timed_out_pays_for_no_later_litellm_call(
                 await model.ainvoke("hi", config(BudgetCallbackHandler(engine)))
         except TimeoutError:
             pass
-        await litellm.acompletion(**_asked(provider), metadata=WHO)
+        await litellm.acompletion(**_asked(provider), metadata={**WHO})
 
     asyncio.run(main())
     engine.flush()
@@ -208,7 +208,7 @@ def test_two_handlers_of_engines_that_share_balances_pay_for_one_request(
     lite = ChatLiteLLM(model="openai/gpt-4o-mini", api_base=provider.base_url, api_key="test", max_tokens=50)
     stream = lite.stream("hi", run)
     next(stream)
-    litellm.completion(**_asked(provider), metadata=WHO)
+    litellm.completion(**_asked(provider), metadata={**WHO})
     list(stream)
     engine.flush()
     assert provider.count == 2
