@@ -91,8 +91,8 @@ def reserve(cells: Cells, command: Reserve, now: int) -> Reserved:
     mode = command.mode
     if mode == Mode.REPLAY and not records.advance(cells, command.actual, now):
         return Reserved(Verdict.ENDED, now, state=_SETTLED)
-    hold = cells.hold(command.id)
-    if hold is not None and (hold.state == _OPEN or now < hold.until_ms):
+    hold = _known(cells, command.id, now, longer=mode == Mode.REPLAY)
+    if hold is not None:
         return _again(command, hold, now)
     if mode != Mode.REPLAY and cells.revision() != command.revision:
         return Reserved(Verdict.STALE, now)
@@ -244,10 +244,10 @@ def finish(cells: Cells, command: Finish, now: int) -> Finished:
         sweep(cells, command.hold.scopes if command.hold else (), command.terms, now)
     if command.place and not records.advance(cells, command.place, now):
         return Finished(Ended.ALREADY_SETTLED, now, state=_SETTLED)
-    hold = cells.hold(command.id)
-    if hold is None or (hold.state != _OPEN and now >= hold.until_ms):
-        carried = command.hold
-        if carried is None or _may_be_booked(hold, carried, command.terms, now):
+    carried = command.hold
+    hold = _known(cells, command.id, now, longer=carried is not None)
+    if hold is None:
+        if carried is None or _may_be_booked(carried, command.terms, now):
             return _unknown(cells, command, now)
         hold = carried
     if command.ending == Ending.SETTLE:
@@ -256,13 +256,16 @@ def finish(cells: Cells, command: Finish, now: int) -> Finished:
     return ended(cells, command, hold, now)
 
 
-def _may_be_booked(kept: Hold | None, carried: Hold, terms: Terms, now: int) -> bool:
-    """Whether a hold may have had a final end, from another copy, of which its owner does not know.
+def _known(cells: Cells, id: str, now: int, *, longer: bool) -> Hold | None:
+    """A hold that is open or remembered; `longer`: also one of which all is kept, as it was charged what it held."""
+    hold = cells.hold(id)
+    if hold is None or hold.state == _OPEN or now < (hold.kept_until_ms if longer else hold.until_ms):
+        return hold
+    return None
 
-    Such an end is forgotten after `remember_ms`; one that charged what was held is kept for longer.
-    """
-    if kept is not None and kept.state in (_EXPIRED, _CHARGED) and now < kept.kept_until_ms:
-        return False
+
+def _may_be_booked(carried: Hold, terms: Terms, now: int) -> bool:
+    """Whether a hold may have had a final end, from another copy, which is forgotten after `remember_ms`."""
     last_open_ms = carried.deadline_ms - carried.timeout_ms
     return carried.state in (_OPEN, _EXPIRED) and now - last_open_ms >= terms.remember_ms
 

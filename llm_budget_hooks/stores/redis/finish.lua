@@ -46,10 +46,11 @@ end
 
 if ARGV[5] ~= '' and not advance(ARGV[5]) then return answer(3, {state = SETTLED}) end
 local kept = found[3] and read_hold(found[3])
-local h = kept and (kept.state == OPEN or now < kept.until_) and kept
-if not h and carried then -- it may have had a final end, from another copy, that is forgotten
-  local charged = kept and (kept.state == EXPIRED or kept.state == CHARGED) and now < kept.until_ + PROVISIONAL
-  if charged or carried.state > EXPIRED or now - carried.deadline + carried.timeout < T.remember then h = carried end
+local longer = carried and kept and (kept.state == EXPIRED or kept.state == CHARGED) and PROVISIONAL or 0
+local h = kept and (kept.state == OPEN or now < kept.until_ + longer) and kept
+-- One that is forgotten may have had a final end, from another copy.
+if not h and carried and (carried.state > EXPIRED or now - carried.deadline + carried.timeout < T.remember) then
+  h = carried
 end
 if not h then
   if bury == 1 then

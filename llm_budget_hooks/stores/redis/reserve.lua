@@ -50,7 +50,8 @@ end
 local replay, enters = mode == -1, mode == 4 or id == ''
 if replay and not advance(actual) then return pack('<BdB', 4, now, SETTLED) .. id end
 local known = found[3] and read_hold(found[3])
-if known and (known.state == OPEN or now < known.until_) then
+local longer = replay and known and (known.state == EXPIRED or known.state == CHARGED) and PROVISIONAL or 0
+if known and (known.state == OPEN or now < known.until_ + longer) then
   if known.content ~= '' and known.content ~= names[1] then return pack('<Bd', 3, now) .. id end
   if known.state ~= OPEN then return pack('<BdB', 4, now, known.state) .. id end
   return pack('<Bddd', 2, now, known.created, known.deadline) .. id
