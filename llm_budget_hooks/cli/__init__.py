@@ -448,13 +448,13 @@ def reconcile(
     Keys are in OPENAI_ADMIN_KEY, ANTHROPIC_ADMIN_KEY or LITELLM_PROXY_API_KEY.
     """
     with mistakes_told():
-        from llm_budget_hooks.cli.opened import ledger_of
+        from llm_budget_hooks.cli.opened import ledger_of, rules_of
         from llm_budget_hooks.cli.reconcile import run
-        from llm_budget_hooks.models import Policy
         from llm_budget_hooks.reconcile import book, open_books
 
-        provided, kept = open_books(books, url=url, provider=provider), ledger_of(ledger)
+        provided = open_books(books, url=url, provider=provider)
         if booking:
+            kept = ledger_of(ledger)
             with engine_of(store, policy, None, ledger, changing=True) as engine:
                 engine.flush()  # an earlier correction may be booked and not written yet
                 by = "llm-budget reconcile"
@@ -463,4 +463,5 @@ def reconcile(
                     lambda found: book(engine, found, tenant=tenant, by=by),
                 )  # fmt: skip
         else:
-            run(kept, provided, Policy.load({} if policy is None else policy), since, until, as_json)
+            with trail_of(store, policy, None, ledger) as kept:
+                run(kept, provided, rules_of(policy), since, until, as_json)

@@ -103,6 +103,11 @@ def policy_of(path: Path | None, preset: str | None) -> Policy:
     return policy_from_env(path)
 
 
+def rules_of(path: Path | None) -> Policy:
+    """The policy of a file or the environment, for its prices and aliases; without both, one without rules."""
+    return Policy() if path is None and not os.environ.get("LLM_BUDGET_POLICY") else policy_of(path, None)
+
+
 def ledger_of(url: str | None) -> Any:
     """The ledger that an option names, or LLM_BUDGET_LEDGER; a file that is not there is not made.
 

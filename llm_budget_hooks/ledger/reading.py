@@ -321,6 +321,15 @@ class Reading(Shares):
             totals[name] = totals.get(name, 0) + int(booked)
         return {name: to_decimal(nusd) for name, nusd in totals.items()}
 
+    def reaches_back_to(self, since: datetime) -> bool:
+        """Whether no run from an instant on was pruned: an earlier one is there, or none of its month or later was."""
+        month, run = window_of("month", self._zone).label(ms_of(since)), tables.runs.c
+        with self._database.reading() as connection:
+            newest = connection.execute(select(func.max(tables.months.c.month))).scalar()
+            if newest is None or newest < month:
+                return True
+            return connection.execute(select(run.no).where(run.at_ms < ms_of(since)).limit(1)).first() is not None
+
     def _days(self, rows: Iterable[Any]) -> list[Cost]:
         day = window_of("day", self._zone)
         totals: dict[str, list[int]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -23,6 +23,9 @@ _DAY: Final = timedelta(days=1)
 _LATE: Final = timedelta(hours=6)
 _SAME: Final = Decimal("0.01")
 _BEYOND: Final = "the ledger has calls that these books do not know of"
+_STRANGE: Final = "it cannot be told whose calls some of these are"
+_PRUNED: Final = "Calls of this span were pruned from the ledger, or may have been; nothing is booked"
+_RENAMED: Final = "calls the ledger never saw, or has by another name"
 _MARK: Final = "reconcile"
 _CORRECTION: Final = re.compile(
     rf"{_MARK} (?:(?P<provider>\S+) )?(?P<day>[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}) (?P<model>.+?): "
@@ -105,7 +108,8 @@ class Reconciliation:
 class _Side:
     """What one side has of a model on a day; None where it does not say.
 
-    `stated` is whether there is an amount at all, `owners` whose it is, `corrected` what corrections add up to.
+    `stated` is whether there is an amount at all, `owners` whose it is, `corrected` what corrections add up to,
+    and `strange` the cost of calls of a provider that is not known.
     """
 
     cost: Decimal = Decimal(0)
@@ -120,6 +124,7 @@ class _Side:
     partial: bool = False
     corrections: int = 0
     corrected: Decimal = Decimal(0)
+    strange: Decimal = Decimal(0)
     owners: set[str] = field(default_factory=set)
 
     def add(self, name: str, count: int | None) -> None:
@@ -169,7 +174,8 @@ def reconcile(
         final = datetime(key[0].year, key[0].month, key[0].day, tzinfo=UTC) + _DAY + _LATE <= moment
         line = _line(key, ours.get(key, _Side()), said, tolerance, final)
         lines.append(replace(line, provider=books.provider))
-    return Reconciliation(tuple(lines), said.doubt(ours))
+    pruned = not ledger.reaches_back_to(datetime(since.year, since.month, since.day, tzinfo=UTC))
+    return Reconciliation(tuple(_once(lines, ours, said)), _PRUNED if pruned else said.doubt(ours))
 
 
 @dataclass
@@ -263,10 +269,11 @@ def _ours(ledger: Ledger, owners: Owners, since: date, until: date, said: _Said)
     while day < until:
         begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
         for run in every(ledger.runs, since=begins, until=begins + _DAY):
-            name, owner = owners.of_run(run)
+            name, owner = owners.of_run(run, said.models)
             if said.has(name, owner):
                 side = sides.setdefault((day, name), _Side())
                 side.owners.add(owner)
+                side.strange += 0 if owner or said.provider is None else to_decimal(run.booked_nusd)
                 _add(side, run)
                 if run.searches and WEB_SEARCH in said.models:
                     _move(owners.searched(run), side, sides.setdefault((day, WEB_SEARCH), _Side()))
@@ -311,8 +318,30 @@ def _line(key: tuple[date, str], ours: _Side, said: _Said, tolerance: Decimal, f
         if billed.requests is None or (ours.requests or 0) > billed.requests:
             return replace(line, cause=_BEYOND, flagged=False)
         return replace(line, cause=_cause(ours, billed), owed=max(lacks, -max(ours.corrected, Decimal(0))))
-    silence = said.silence(key)
-    return replace(line, cause=silence or _cause(ours, billed), owed=Decimal(0) if silence else lacks)
+    if silence := said.silence(key):
+        return replace(line, cause=silence)
+    if lacks < 0 < ours.strange:
+        lacks = min(lacks + ours.strange, Decimal(0))
+    return replace(line, cause=_cause(ours, billed) if lacks else _STRANGE, owed=lacks)
+
+
+def _once(lines: list[Line], ours: _Sides, said: _Said) -> Iterator[Line]:
+    """The lines, of which those that the ledger lacks whole owe what is more than those that the books lack whole.
+
+    They may be about the same calls, by another name.
+    """
+    left: dict[date, Decimal] = {}
+    for line in lines:
+        if line.flagged and (line.day, line.model) not in said.sides and not line.owed:
+            left[line.day] = left.get(line.day, Decimal(0)) + line.ledger
+    for line in lines:
+        side = ours.get((line.day, line.model), _Side())
+        cut = min(left.get(line.day, Decimal(0)), line.owed)
+        if cut > 0 and not side.requests and not said.sides[line.day, line.model].tool:
+            left[line.day] -= cut
+            yield replace(line, cause=_RENAMED, owed=line.owed - cut)
+        else:
+            yield line
 
 
 def _cause(ours: _Side, billed: _Side) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -34,9 +35,17 @@ class Owners:
             found = self._known[model] = self._bare(model), self._named(model) or self._listed(model)
         return found
 
-    def of_run(self, run: Run) -> tuple[str, str]:
-        """Same as `of`, for a call: the model that served it, and the provider that was asked."""
-        name = self.of(run.served or run.model)[0]
+    def of_run(self, run: Run, books: Container[str]) -> tuple[str, str]:
+        """Same as `of`, for a call: the model that served it, and the provider that was asked.
+
+        Args:
+            run: the call.
+            books: the models that the books name. Some bill a deployment by its own name, which is then the model.
+        """
+        asked = self.of(run.model)[0]
+        name = self.of(run.served)[0] if run.served else asked
+        if name not in books and asked in books:
+            name = asked
         named = self._named(run.model)
         if named is None and run.served:
             named = self._named(run.served)

@@ -279,3 +279,33 @@ def test_only_what_can_be_is_said_to_be_booked(kept: str, bill: Any, tmp_path: P
         1,
         True,
     )
+
+
+def test_the_policy_of_the_environment_is_the_policy(kept: str, tmp_path: Path) -> None:
+    (tmp_path / "budgets.toml").write_text('[aliases]\nprod-chat = "gpt-4o"\n', encoding="utf-8")
+    (tmp_path / "bill.json").write_text('[{"day": "2026-11-01", "model": "prod-chat", "cost": 0.4}]', encoding="utf-8")
+    named = {"LLM_BUDGET_LEDGER": kept, "LLM_BUDGET_POLICY": str(tmp_path / "budgets.toml")}
+    assert llm_budget("reconcile", tmp_path / "bill.json", *SPAN, **named).exit_code == 0
+
+
+def test_what_a_store_has_not_given_to_the_ledger_yet_is_compared_too(tmp_path: Path) -> None:
+    rules = '[[budgets]]\nname = "all"\nscope = "global"\nlimit = "$50"\nwindow = "month"\n'
+    (tmp_path / "budgets.toml").write_text(rules, encoding="utf-8")
+    store, ledger = f"sqlite:///{tmp_path / 'store.db'}", f"sqlite:///{tmp_path / 'ledger.db'}"
+    dies = f"""
+import os
+from llm_budget_hooks import BudgetEngine, Call
+engine = BudgetEngine.open({store!r}, {str(tmp_path / "budgets.toml")!r}, ledger={ledger!r})
+engine.ledger.runs()
+engine.charge(Call(model="gpt-4o"), cost="0.40")
+engine.flush()
+engine.charge(Call(model="gpt-4o"), cost="0.10")
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", dies], check=True, timeout=60)
+    today = datetime.now(UTC).date()
+    (tmp_path / "bill.csv").write_text(f"date,model,cost\n{today},gpt-4o,0.50\n", encoding="utf-8")
+    named = ("--ledger", ledger, "--policy", tmp_path / "budgets.toml", "--store", store)
+    span = ("--since", str(today), "--until", str(today + timedelta(days=1)))
+    done = llm_budget("reconcile", tmp_path / "bill.csv", *named, *span, "--json")
+    assert json.loads(done.stdout)["lines"][0]["ledger"] == "0.5"

@@ -221,3 +221,54 @@ def test_calls_in_a_tier_that_no_report_has_the_cost_of_are_not_taken_back(
         server.routes = routes | {"/v1/organizations/usage_report/messages": paged([bucket])}
         (line,) = one.compare(AnthropicBooks("sk", server.url)).lines
         assert (line.flagged, bool(line.owed)) == (flagged, flagged), tier
+
+
+def test_calls_that_may_be_another_providers_are_neither_taken_back_nor_added_again(
+    owner: Callable[..., Owner],
+) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.30")
+    one.call("litellm_proxy/gpt-4o", "0.40")
+    for billed, owed in (("0.30", "0"), ("0.50", "0"), ("0.70", "0"), ("0.20", "-0.10"), ("0.90", "0.20")):
+        bill = Written(Billed(DAY, "gpt-4o", Decimal(billed)), provider="openai")
+        (line,) = one.compare(bill).lines
+        assert (line.ledger, line.owed) == (Decimal("0.7"), Decimal(owed)), billed
+    assert line.cause == "not known"
+    (line,) = one.compare(Written(Billed(DAY, "gpt-4o", Decimal("0.50")), provider="openai")).flagged
+    assert line.cause == "it cannot be told whose calls some of these are"
+
+
+def test_a_deployment_is_found_by_its_name_too(owner: Callable[..., Owner]) -> None:
+    one = owner(prices={"azure/prod-4o": {"input": "1", "output": "2"}})
+    one.call("azure/prod-4o", "0.40", served="gpt-4o-2024-08-06")
+    for name in ("prod-4o", "gpt-4o"):
+        bill = Written(Billed(DAY, name, Decimal("0.40")), provider="azure")
+        assert [(line.model, line.flagged) for line in one.compare(bill).lines] == [(name, False)]
+
+
+def test_calls_that_the_books_may_have_by_another_name_are_not_booked_twice(owner: Callable[..., Owner]) -> None:
+    one = owner()
+    one.call("gpt-4o", "0.40")
+    one.call("gpt-4o-mini", "0.40", day=NEXT)
+    bill = Written(
+        Billed(DAY, "our gpt", Decimal("0.40")), Billed(DAY, "o3", Decimal("0.10")),
+        Billed(NEXT, "our gpt", Decimal("0.30")), provider="openai",
+    )  # fmt: skip
+    assert {(line.day, line.model): line.owed for line in one.compare(bill).flagged} == {
+        (DAY, "gpt-4o"): 0, (DAY, "o3"): 0, (DAY, "our gpt"): Decimal("0.1"),
+        (NEXT, "gpt-4o-mini"): 0, (NEXT, "our gpt"): 0,
+    }  # fmt: skip
+    assert (one.book(bill), one.book(bill)) == (Decimal("0.1"), 0)
+
+
+def test_days_whose_calls_were_pruned_are_not_booked(owner: Callable[..., Owner]) -> None:
+    one = owner()
+    for day in (date(2026, 10, 30), date(2026, 10, 31), DAY, END):
+        one.call("gpt-4o", "0.40", day=day)
+    bill = Written(Billed(DAY, "gpt-4o", Decimal("0.80")), provider="openai")
+    one.engine.flush()
+    one.engine.ledger.prune(NOON - timedelta(days=1))
+    assert one.compare(bill).doubt == ""
+    one.engine.ledger.prune(NOON + timedelta(days=1))
+    with pytest.raises(ConfigurationError, match=r"pruned.*nothing is booked"):
+        one.book(bill)
