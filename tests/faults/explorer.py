@@ -223,6 +223,7 @@ class Run:
             rows.append(SimpleNamespace(
                 id=id, kind=kind, status="late" if before else kind, at_ms=at_ms, tenant="t", user="", utterance=id,
                 feature="", model="m", booked_nusd=cost - before, cost_nusd=cost, input_tokens=0, output_tokens=0,
+                is_again=bool(before),
             ))  # fmt: skip
         return rows
 
