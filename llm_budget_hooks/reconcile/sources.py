@@ -177,6 +177,9 @@ class LiteLLMBooks(_Remote):
         found = self._page(begins, ends, 1)
         many = _read(count_of, found.get("total_pages") or 0) > 1
         if many and ends - begins > _SECOND:
+            of_page = [_read(instant_of, row.get("startTime")) for row in _tables(_SPEND_LOGS, found, "data")]
+            if not of_page or not begins <= min(of_page) <= max(of_page) <= ends:
+                raise BooksUnavailable(f"{_SPEND_LOGS} has answered with other rows than those that were asked for.")
             middle = begins + (ends - begins) // 2
             middle = middle.replace(microsecond=0)
             yield from self._rows(begins, middle)

@@ -226,6 +226,16 @@ def test_more_calls_in_a_second_than_can_be_read_are_an_error(server: BooksServe
         list(LiteLLMBooks(KEY, server.url).lines(DAY, NEXT))
 
 
+@pytest.mark.parametrize("rows", [[], [spend_row(1, "2026-11-01T10:00:00+00:00", 0.01)]])
+def test_a_proxy_that_always_has_another_page_is_an_error_and_not_asked_for_each_second(
+    server: BooksServer, rows: list[Any]
+) -> None:
+    server.routes = {"/spend/logs/v2": lambda _: {"data": rows, "total_pages": 2}}
+    with pytest.raises(BooksUnavailable, match="other rows than those"):
+        list(LiteLLMBooks(KEY, server.url).lines(DAY, NEXT))
+    assert len(server.requests) < 20
+
+
 @pytest.mark.parametrize("status", [302, 401, 429, 500])
 def test_a_refusal_of_the_provider_is_an_error_without_the_key(server: BooksServer, status: int) -> None:
     server.routes = {"/v1/organization/costs": lambda _: {}, "/elsewhere": lambda _: {}}
