@@ -215,13 +215,17 @@ def test_a_passed_stream_without_usage_is_counted(proxy: Proxy, provider: FakePr
 
 
 def test_whichever_model_of_a_group_serves_a_request_it_is_one_call(proxy: Proxy, provider: FakeProvider) -> None:
-    for _ in range(8):
-        proxy.client("sk-red-mixed").chat.completions.create(model="mixed", messages=MESSAGES)
-    served = [request.model for request in provider.requests]
-    assert set(served) == {"gpt-4o", "gpt-4o-mini"}
-    cost = served.count("gpt-4o-mini") * USED + served.count("gpt-4o") * Decimal("0.000405")
-    eventually(lambda: balance(proxy.engine, tenant="red", user="mixed"), (cost, 0))
-    assert balance(proxy.engine, "calls", tenant="red", user="mixed") == (8, 0)
+    asked: set[str] = set()
+    for user in ("mixed1", "mixed2", "mixed3", "mixed4"):  # LiteLLM draws one of the two for each request
+        before = len(provider.requests)
+        for _ in range(8):
+            proxy.client(f"sk-red-{user}").chat.completions.create(model="mixed", messages=MESSAGES)
+        served = [request.model for request in provider.requests[before:]]
+        cost = served.count("gpt-4o-mini") * USED + served.count("gpt-4o") * Decimal("0.000405")
+        eventually(lambda user=user: balance(proxy.engine, tenant="red", user=user), (cost, 0))
+        assert balance(proxy.engine, "calls", tenant="red", user=user) == (8, 0)
+        asked.update(served)
+    assert asked == {"gpt-4o", "gpt-4o-mini"}
 
 
 def test_two_models_asked_at_once_are_two_calls(proxy: Proxy, provider: FakeProvider) -> None:
