@@ -155,7 +155,7 @@ ROUTES: dict[str, tuple[Callable[[openai.OpenAI], Any], Decimal]] = {
 }
 
 
-# The type in an error of Anthropic is that of the status. A newer proxy writes such errors where it passes to Anthropic too.
+# An error of Anthropic has the type of its status. A newer proxy writes such errors where it passes to Anthropic too.
 ENVELOPED = ["messages", "messages stream"]
 if Version(metadata.version("litellm")) >= Version("1.110"):
     ENVELOPED += ["anthropic", "anthropic stream"]
