@@ -17,7 +17,8 @@ _OWN_SCOPES: Final = ("user", "tenant", "answer")
 class ProxyRefused(ProxyException):
     """A refusal above the Router: HTTP 429 or 503, not to be retried by the client.
 
-    Its body has the type ``budget_exceeded``, and figures only of budgets that are the client's own.
+    Its body has the type ``budget_exceeded``, and figures only of budgets that are the client's own. Why somebody was
+    switched off is the operator's to know.
 
     Args:
         refusal: what the engine said.
@@ -29,8 +30,9 @@ class ProxyRefused(ProxyException):
     """
 
     def __init__(self, refusal: BudgetExceeded, left: dict[str, str]) -> None:
+        own = refusal.scope in _OWN_SCOPES and refusal.code != "killed"
         super().__init__(
-            message=str(refusal) if refusal.scope in _OWN_SCOPES else refusal.public_message,
+            message=str(refusal) if own else refusal.public_message,
             type="budget_exceeded",
             param=None,
             code=refusal.http_status,

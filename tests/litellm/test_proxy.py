@@ -155,6 +155,11 @@ ROUTES: dict[str, tuple[Callable[[openai.OpenAI], Any], Decimal]] = {
 }
 
 
+def called(provider: FakeProvider) -> int:
+    """How many requests called a model. A proxy lists models by itself, some time after its start."""
+    return provider.count - provider.count_for("/v1/models")
+
+
 # An error of Anthropic has the type of its status. A newer proxy writes such errors where it passes to Anthropic too.
 ENVELOPED = ["messages", "messages stream"]
 if Version(metadata.version("litellm")) >= Version("1.110"):
@@ -167,7 +172,7 @@ def test_every_route_is_booked_to_who_was_authenticated(route: str, proxy: Proxy
     call(proxy.client(f"sk-red-{route}"))
     eventually(lambda: balance(proxy.engine, tenant="red", user=route), (cost, 0))
     assert balance(proxy.engine, "calls", tenant="red", user=route) == (1, 0)
-    assert provider.count == 1
+    assert called(provider) == 1
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -189,7 +194,7 @@ def test_every_route_refuses_before_the_provider_and_says_all_there_is_to_say(
     about = told["provider_specific_fields"]
     assert (about["budget"], about["limit"], about["available"]) == ("calls", 10, 0)
     assert about["resets_at"].endswith("+00:00")
-    assert provider.count == 0
+    assert called(provider) == 0
     eventually(lambda: balance(proxy.engine, tenant=who, user="pat"), (Decimal("0.1"), 0))
 
 
@@ -235,7 +240,7 @@ def test_whichever_model_of_a_group_serves_a_request_it_is_one_call(proxy: Proxy
 
 def test_two_models_asked_at_once_are_two_calls(proxy: Proxy, provider: FakeProvider) -> None:
     _post(proxy.client("sk-red-both"), "/v1/chat/completions", model="chat,mixed", messages=MESSAGES)
-    assert provider.count == 2
+    assert called(provider) == 2
     eventually(lambda: balance(proxy.engine, "calls", tenant="red", user="both"), (2, 0))
     served = [request.model for request in provider.requests]
     cost = served.count("gpt-4o-mini") * USED + served.count("gpt-4o") * Decimal("0.000405")
@@ -249,7 +254,7 @@ def test_what_the_proxy_knows_no_model_for_is_the_proxys_own_error(
     with pytest.raises(httpx.HTTPStatusError) as caught:
         _post(proxy.client("sk-red-lost"), "/v1/chat/completions", **asked)
     assert caught.value.response.status_code == 400
-    assert provider.count == 0
+    assert called(provider) == 0
 
 
 def test_a_passed_request_that_calls_no_model_is_free_and_an_unknown_one_is_refused(
@@ -262,7 +267,7 @@ def test_a_passed_request_that_calls_no_model_is_free_and_an_unknown_one_is_refu
         _post(client, "/ours", x=1)
     told = caught.value.response.json()["error"]["provider_specific_fields"]
     assert (caught.value.response.status_code, told["code"]) == (429, "price_unknown")
-    assert provider.count == 1
+    assert called(provider) == 0
     assert balance(proxy.engine, "calls", tenant="red", user="browser") == (0, 0)
 
 
@@ -284,7 +289,7 @@ def test_ten_of_thirty_reach_the_provider(proxy: Proxy, provider: FakeProvider) 
 
     refusals = [outcome for outcome in asyncio.run(run()) if isinstance(outcome, BaseException)]
     assert len(refusals) == 20
-    assert provider.count == 10
+    assert called(provider) == 10
     assert {type(refusal) for refusal in refusals} == {openai.RateLimitError}
 
 
@@ -311,7 +316,7 @@ def test_a_refusal_for_everybody_names_no_figure(proxy: Proxy, provider: FakePro
     assert caught.value.body["provider_specific_fields"]["budget"] == "everybody"
     assert "limit" not in caught.value.body["provider_specific_fields"]
     assert "1" not in caught.value.body["message"]
-    assert provider.count == 1
+    assert called(provider) == 1
 
 
 def test_a_provider_error_leaves_no_hold(proxy: Proxy, provider: FakeProvider) -> None:
@@ -363,6 +368,7 @@ def test_a_killed_tenant_is_refused_by_every_worker_until_it_is_revived(
             ask("stopped")
         told = caught.value.body
         assert (told["type"], told["provider_specific_fields"]["code"]) == ("budget_exceeded", "killed")
+        assert told["message"] == "This service is switched off at the moment."  # the reason is the operator's
         assert caught.value.response.headers["x-should-retry"] == "false"
     assert provider.count_for("/v1/chat/completions") == 1
     ask("another")
