@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llm_budget_hooks.pricing import PriceBook
-from llm_budget_hooks.pricing.asked import priced_name, sample_nusd
+from llm_budget_hooks.pricing.asked import deployed, priced_name, sample_nusd
 
 _MODELS: Final = "langchain_core.language_models.chat_models"
 _MAX_FRAMES: Final = 40
 _FIELDS: Final = ("max_tokens", "n", "custom_llm_provider", "base_model")
-_NAMES: Final = ("model", "custom_llm_provider", "base_model")
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
 
@@ -45,10 +44,11 @@ class Route:
             prices: know the names of models.
         """
         model, said = _announced_by()
-        asked = {**params, **_fields(model), **(getattr(model, "model_kwargs", None) or {}), **said}
+        fields = _fields(model)
+        asked = {**params, **fields, **(getattr(model, "model_kwargs", None) or {}), **said}
         for name in ("model", "custom_llm_provider"):
             if name in said and said[name] is None:
-                asked[name] = _fields(model).get(name)
+                asked[name] = fields.get(name)
         router = getattr(model, "router", None)
         routed = max(
             _deployed(router, asked), key=lambda one: sample_nusd(prices, priced_name(prices, one)) or 0, default=asked
@@ -61,7 +61,7 @@ class Route:
         The name that an answer gives is the one that the model was made with, whatever was asked for and served.
         """
         found = _deployment(self.router, deployment) if self.router is not None and deployment else None
-        return None if found is None else priced_name(self.prices, _with_names(found, {}))
+        return None if found is None else priced_name(self.prices, deployed(found, {}, ()))
 
 
 def _announced_by() -> tuple[Any, Mapping[str, Any]]:
@@ -84,20 +84,13 @@ def _fields(model: Any) -> dict[str, Any]:
 
 
 def _deployed(router: Any, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the request is with the names and the bounds of each deployment that may serve it."""
+    """What the request is at each deployment that may serve it."""
     group = asked.get("model")
     if router is None or not isinstance(group, str):
         return
+    given = {name: value for name, value in asked.items() if value is not None}
     for found in _group(router, group) or ():
-        params = found["litellm_params"]
-        bounds = {name: params.get(name) for name in _BOUNDS if asked.get(name) is None}
-        yield {**_with_names(found, asked), **bounds}
-
-
-def _with_names(deployment: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    params = deployment["litellm_params"]
-    names = {name: params.get(name) for name in _NAMES}
-    return {**asked, **names, "model_info": deployment.get("model_info") or {}}
+        yield deployed(found, given, _BOUNDS)
 
 
 def _group(router: Any, name: str) -> Any:

@@ -9,11 +9,10 @@ from typing import Any, Final
 from llm_budget_hooks.engine import BudgetEngine
 from llm_budget_hooks.litellm.calls import BOUNDS, call_of
 from llm_budget_hooks.models import Call
-from llm_budget_hooks.pricing.asked import sample_nusd
+from llm_budget_hooks.pricing.asked import deployed, sample_nusd
 
 _PASSED: Final = frozenset({"pass_through_endpoint", "allm_passthrough_route"})
 _SYNONYMS: Final = {"embeddings": "embedding", "audio_transcription": "transcription"}
-_NAMES: Final = ("model", "custom_llm_provider", "base_model")
 _IN_PATH: Final = re.compile(r"/(?:models?|deployments)/([^/:]+)[/:]")
 _FORMS: Final = re.compile(r"/(?:transcriptions|translations|edits|variations)/?$")
 _OWN: Final = frozenset({"litellm_logging_obj", "metadata", "litellm_metadata", "proxy_server_request"})
@@ -70,13 +69,9 @@ def _deployed(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     router, model = getattr(proxy_server, "llm_router", None), data.get("model")
     if router is None or not isinstance(model, str):
         return
-    said = {name: value for name, value in data.items() if name not in _NAMES}
     for name in dict.fromkeys((model, *(part.strip() for part in model.split(",")))):
         for found in router.get_model_list(model_name=name) or ():
-            params = found["litellm_params"]
-            bounds = {bound: params[bound] for bound in BOUNDS if params.get(bound)}
-            named = {name: params[name] for name in _NAMES if params.get(name)}
-            yield {**bounds, **said, **named, "model_info": found.get("model_info") or {}}
+            yield deployed(found, data, BOUNDS)
 
 
 def _passed_model(data: Mapping[str, Any], path: str) -> str | None:

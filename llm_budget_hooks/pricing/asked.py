@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from llm_budget_hooks.models import Usage
 from llm_budget_hooks.pricing.book import PriceBook
 
 _ENDLESS: Final = 10**12
+_NAMES: Final = ("model", "custom_llm_provider", "base_model")
 _SAMPLE: Final = Usage(input_tokens=1000, output_tokens=1000)
 
 
@@ -36,6 +37,20 @@ def _named(prices: PriceBook, asked: Mapping[str, Any]) -> str:
     if not isinstance(base, str) or sample_nusd(prices, named) is not None:
         return named or "unknown"
     return base if sample_nusd(prices, base) is not None else named
+
+
+def deployed(deployment: Mapping[str, Any], asked: Mapping[str, Any], bounds: Sequence[str]) -> dict[str, Any]:
+    """A request as a deployment of a LiteLLM Router makes it: with its names, and its bounds where none is asked for.
+
+    Args:
+        deployment: an entry of the Router's list of models.
+        asked: the request.
+        bounds: the names of the output's bounds.
+    """
+    params = deployment["litellm_params"]
+    names = {name: params.get(name) or None for name in _NAMES}
+    given = {name: params[name] for name in bounds if params.get(name)}
+    return {**given, **asked, **names, "model_info": deployment.get("model_info") or {}}
 
 
 def sample_nusd(prices: PriceBook, model: str) -> int | None:
