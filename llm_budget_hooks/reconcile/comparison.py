@@ -17,7 +17,7 @@ from llm_budget_hooks.money import to_decimal
 from llm_budget_hooks.pricing import PriceBook
 from llm_budget_hooks.reconcile.books import Billed, Books
 from llm_budget_hooks.reconcile.owners import Owners
-from llm_budget_hooks.reconcile.values import WEB_SEARCH
+from llm_budget_hooks.reconcile.values import WEB_SEARCH, begin_of
 
 _DAY: Final = timedelta(days=1)
 _LATE: Final = timedelta(hours=6)
@@ -171,10 +171,10 @@ def reconcile(
     moment = datetime.now(UTC) if now is None else now
     lines = []
     for key in sorted(ours.keys() | said.sides.keys()):
-        final = datetime(key[0].year, key[0].month, key[0].day, tzinfo=UTC) + _DAY + _LATE <= moment
+        final = begin_of(key[0]) + _DAY + _LATE <= moment
         line = _line(key, ours.get(key, _Side()), said, tolerance, final)
         lines.append(replace(line, provider=books.provider))
-    pruned = not ledger.reaches_back_to(datetime(since.year, since.month, since.day, tzinfo=UTC))
+    pruned = not ledger.reaches_back_to(begin_of(since))
     return Reconciliation(tuple(_once(lines, ours, said)), _PRUNED if pruned else said.doubt(ours))
 
 
@@ -267,7 +267,7 @@ def _ours(ledger: Ledger, owners: Owners, since: date, until: date, said: _Said)
     sides: _Sides = {}
     day = since
     while day < until:
-        begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        begins = begin_of(day)
         for run in every(ledger.runs, since=begins, until=begins + _DAY):
             name, owner = owners.of_run(run, said.models)
             if said.has(name, owner):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from http.client import HTTPException
@@ -27,6 +27,7 @@ from llm_budget_hooks.reconcile.books import Billed, Books, BooksUnavailable
 from llm_budget_hooks.reconcile.exported import ExportedBooks
 from llm_budget_hooks.reconcile.values import (
     Unreadable,
+    begin_of,
     check_currency,
     count_of,
     day_of,
@@ -163,7 +164,7 @@ class LiteLLMBooks(_Remote):
     def lines(self, since: date, until: date) -> Iterator[Billed]:
         """See `Books.lines`. Each logged call is a line; what the proxy served from its cache costs nothing."""
         for number in range((until - since).days):
-            begins = datetime.combine(since, time(), UTC) + timedelta(days=number)
+            begins = begin_of(since) + timedelta(days=number)
             for row in self._rows(begins, begins + timedelta(days=1)):
                 if row.get("status") != "failure" or row.get("spend"):
                     yield _read(_litellm, row)
@@ -330,7 +331,7 @@ def _variable(name: str) -> str:
 
 
 def _seconds(day: date) -> int:
-    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
+    return int(begin_of(day).timestamp())
 
 
 def _hint(code: int) -> str:

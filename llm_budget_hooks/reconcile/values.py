@@ -40,6 +40,11 @@ def instant_of(value: object) -> datetime:
         raise Unreadable(f"{_shown(value)} is no day or instant, such as 2026-11-30") from None
 
 
+def begin_of(day: date) -> datetime:
+    """The instant at which a UTC day begins."""
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
 def dollars(value: object) -> Decimal:
     """A finite amount of dollars, from the figure or text that books have it in."""
     text = _text(value).removeprefix("$")
