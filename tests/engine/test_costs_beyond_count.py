@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_user import Clock
 
-from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Usage
+from llm_budget_hooks import BudgetEngine, BudgetExceeded, Call, Reservation, Usage
 from llm_budget_hooks.money import MAX_EXACT, to_decimal
 from llm_budget_hooks.usage import usage_from
 
@@ -148,6 +148,13 @@ def broken(path: Path) -> Iterator[None]:
             file.executemany("UPDATE cells SET body = ?2 WHERE key = ?1", kept)
 
 
+def settle_while_locked(path: Path, engine: BudgetEngine, held: Reservation) -> None:
+    """Settle a hold that the store is to be told of later, as somebody else writes to its file."""
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("BEGIN IMMEDIATE")
+        assert engine.settle(held, usage=Usage(input_tokens=1)).pending
+
+
 def test_what_makes_a_store_fail_is_not_in_the_way_of_other_calls(tmp_path: Path) -> None:
     path = tmp_path / "budget.db"
     with BudgetEngine.open(f"sqlite:///{path}", POLICY) as engine:
@@ -166,9 +173,7 @@ def test_what_is_sent_later_and_makes_a_store_fail_is_dropped_and_said(
     path = tmp_path / "budget.db"
     with BudgetEngine.open(f"sqlite:///{path}", POLICY | {"on_store_error": "deny", "store_timeout": "50ms"}) as engine:
         held = engine.reserve(call(user="somebody"))
-        with closing(sqlite3.connect(path)) as file:
-            file.execute("BEGIN IMMEDIATE")
-            assert engine.settle(held, usage=Usage(input_tokens=1)).pending
+        settle_while_locked(path, engine, held)
         with broken(path):
             assert engine.reserve(call(tenant="other")).estimate == 1
         assert "dropped" in caplog.text
@@ -183,9 +188,7 @@ def test_what_the_journal_has_and_makes_a_store_fail_is_dropped_and_said(
     policy = POLICY | {"on_store_error": "bounded", "degraded_allowance": "$10", "store_timeout": "50ms"}
     with BudgetEngine.open(f"sqlite:///{path}", policy) as engine:
         held = engine.reserve(call())
-        with closing(sqlite3.connect(path)) as file:
-            file.execute("BEGIN IMMEDIATE")
-            assert engine.settle(held, usage=Usage(input_tokens=1)).pending
+        settle_while_locked(path, engine, held)
         with broken(path):
             assert engine.reserve(call(tenant="other")).estimate == 1
         assert "dropped" in caplog.text

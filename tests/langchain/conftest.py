@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import litellm
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
 from runs_under_test import Engines, Models
 
 from llm_budget_hooks import BudgetEngine
+from llm_budget_hooks.langchain import uninstall
+from llm_budget_hooks.litellm import BudgetCallback
 from llm_budget_hooks.testing import FakeProvider
 
 
@@ -35,6 +38,17 @@ def provider() -> Iterator[FakeProvider]:
     """A provider that counts what reaches it."""
     with FakeProvider(input_tokens=100, output_tokens=20) as running:
         yield running
+
+
+@pytest.fixture
+def no_hooks_left() -> Iterator[None]:
+    """Leave no hooks behind in this process."""
+    yield
+    for callback in list(litellm.callbacks):
+        if isinstance(callback, BudgetCallback):
+            callback.uninstall()
+    litellm.callbacks = []
+    uninstall()
 
 
 @pytest.fixture(scope="session", autouse=True)

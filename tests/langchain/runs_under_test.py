@@ -24,6 +24,29 @@ PRICE_IN, PRICE_OUT = Decimal("0.00000015"), Decimal("0.0000006")
 """Of gpt-4o-mini, in dollars per token."""
 
 
+# LiteLLM's own: its types, its logging queue when an event loop ends, and the connections that it keeps.
+LITELLM = [
+    *(
+        pytest.mark.filterwarnings(rule)
+        for rule in (
+            "ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",
+            "ignore:Accessing the 'model_(computed_)?fields' attribute:DeprecationWarning",
+            "ignore:Pydantic serializer warnings:UserWarning",
+            "ignore:coroutine .*(Logging|ServiceLogging|async_|close).* was never awaited:RuntimeWarning",
+            "ignore:There is no current event loop:DeprecationWarning",
+            "ignore:unclosed:ResourceWarning",
+            "ignore:Exception ignored in.*(socket|Transport|coroutine):pytest.PytestUnraisableExceptionWarning",
+        )
+    ),
+    pytest.mark.usefixtures("no_hooks_left"),
+]
+
+
+async def collected(stream: Any) -> list[Any]:
+    """All that an awaited stream gives."""
+    return [chunk async for chunk in stream]
+
+
 def config(handler: BudgetCallbackHandler, **metadata: Any) -> Any:
     """A run's configuration: the handler, and whose run it is."""
     return {"callbacks": [handler], "metadata": {**WHO, **metadata}}

@@ -10,42 +10,25 @@ from typing import Any
 import litellm
 import pytest
 from langchain_litellm import ChatLiteLLM, ChatLiteLLMRouter
-from runs_under_test import CALLS, OPEN, Engines, Models, budget, config, cost, reserved_calls
+from runs_under_test import CALLS, LITELLM, OPEN, Engines, Models, budget, collected, config, cost, reserved_calls
 
 from llm_budget_hooks import PriceUnknown
 from llm_budget_hooks.langchain import BudgetCallbackHandler
 from llm_budget_hooks.litellm import BudgetCallback
 from llm_budget_hooks.testing import FakeProvider
 
-# LiteLLM's own: its types, its logging queue when an event loop ends, and the connections that it keeps.
-pytestmark = [
-    pytest.mark.filterwarnings(rule)
-    for rule in (
-        "ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",
-        "ignore:Accessing the 'model_(computed_)?fields' attribute:DeprecationWarning",
-        "ignore:Pydantic serializer warnings:UserWarning",
-        "ignore:coroutine .*(Logging|ServiceLogging|async_|close).* was never awaited:RuntimeWarning",
-        "ignore:Router..* is deprecated:DeprecationWarning",
-        "ignore:There is no current event loop:DeprecationWarning",
-        "ignore:unclosed:ResourceWarning",
-        "ignore:Exception ignored in.*(socket|Transport|coroutine):pytest.PytestUnraisableExceptionWarning",
-    )
-]
+pytestmark = [*LITELLM, pytest.mark.filterwarnings("ignore:Router..* is deprecated:DeprecationWarning")]
 # LiteLLM keeps its clients, and their connections would outlive the event loops of the tests.
 ALONE = {"Connection": "close"}
 MINI, LARGE = "openai/gpt-4o-mini", "openai/gpt-4o"
 LARGE_COST = 100 * Decimal("0.0000025") + 20 * Decimal("0.00001")
 
 
-async def _collect(stream: Any) -> list[Any]:
-    return [chunk async for chunk in stream]
-
-
 FORMS: dict[str, Callable[..., Any]] = {
     "invoke": lambda subject, run, **more: subject.invoke("hi", run, **more),
     "ainvoke": lambda subject, run, **more: asyncio.run(subject.ainvoke("hi", run, **more)),
     "stream": lambda subject, run, **more: list(subject.stream("hi", run, **more)),
-    "astream": lambda subject, run, **more: asyncio.run(_collect(subject.astream("hi", run, **more))),
+    "astream": lambda subject, run, **more: asyncio.run(collected(subject.astream("hi", run, **more))),
     "batch": lambda subject, run, **more: subject.batch(["hi"], run, **more),
     "bind": lambda subject, run, **more: subject.bind(**more).invoke("hi", run),
 }

@@ -12,7 +12,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_openai import OpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
-from runs_under_test import CALLS, OPEN, UTTERANCES, WHO, Engines, Models, budget, config, cost
+from runs_under_test import CALLS, OPEN, UTTERANCES, WHO, Engines, Models, budget, collected, config, cost
 
 from llm_budget_hooks import BudgetExceeded
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetRefused
@@ -21,18 +21,14 @@ from llm_budget_hooks.testing import FakeProvider
 Way = Callable[[Any, Any], Any]
 
 
-async def _collect(stream: Any) -> list[Any]:
-    return [chunk async for chunk in stream]
-
-
 WAYS: dict[str, Way] = {
     "invoke": lambda model, c: model.invoke("hi", c),
     "ainvoke": lambda model, c: asyncio.run(model.ainvoke("hi", c)),
     "stream": lambda model, c: list(model.stream("hi", c)),
-    "astream": lambda model, c: asyncio.run(_collect(model.astream("hi", c))),
+    "astream": lambda model, c: asyncio.run(collected(model.astream("hi", c))),
     "batch": lambda model, c: model.batch(["hi"], c),
     "abatch": lambda model, c: asyncio.run(model.abatch(["hi"], c)),
-    "astream_events_v2": lambda model, c: asyncio.run(_collect(model.astream_events("hi", c, version="v2"))),
+    "astream_events_v2": lambda model, c: asyncio.run(collected(model.astream_events("hi", c, version="v2"))),
     "chain": lambda model, c: (RunnableLambda(lambda x: x) | model).invoke("hi", c),
     "chain_stream": lambda model, c: list((RunnableLambda(lambda x: x) | model).stream("hi", c)),
     "lambda": lambda model, c: RunnableLambda(lambda x: model.invoke(x)).invoke("hi", c),

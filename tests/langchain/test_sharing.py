@@ -9,7 +9,7 @@ import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_litellm import ChatLiteLLM, LiteLLMEmbeddings
 from langgraph.graph import START, MessagesState, StateGraph
-from runs_under_test import CALLS, OPEN, UTTERANCES, WHO, Engines, Models, budget, config, cost
+from runs_under_test import CALLS, LITELLM, OPEN, UTTERANCES, WHO, Engines, Models, budget, collected, config, cost
 
 from llm_budget_hooks import BudgetEngine, Call, ConfigurationError, Usage
 from llm_budget_hooks.langchain import BudgetCallbackHandler, BudgetedEmbeddings, BudgetRefused, install, uninstall
@@ -28,41 +28,14 @@ from llm_budget_hooks.langchain.bounded import Bounded
 from llm_budget_hooks.litellm import BudgetCallback
 from llm_budget_hooks.testing import FakeProvider
 
-# LiteLLM's own: its types, its logging queue when an event loop ends, and the connections that it keeps.
-pytestmark = [
-    pytest.mark.filterwarnings(rule)
-    for rule in (
-        "ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",
-        "ignore:Accessing the 'model_(computed_)?fields' attribute:DeprecationWarning",
-        "ignore:Pydantic serializer warnings:UserWarning",
-        "ignore:coroutine .*(Logging|ServiceLogging|async_|close).* was never awaited:RuntimeWarning",
-        "ignore:There is no current event loop:DeprecationWarning",
-        "ignore:unclosed:ResourceWarning",
-        "ignore:Exception ignored in.*(socket|Transport|coroutine):pytest.PytestUnraisableExceptionWarning",
-    )
-]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    """Leave no hooks behind in this process."""
-    yield
-    for callback in list(litellm.callbacks):
-        if isinstance(callback, BudgetCallback):
-            callback.uninstall()
-    litellm.callbacks = []
-    uninstall()
-
-
-async def _collect(stream: Any) -> list[Any]:
-    return [chunk async for chunk in stream]
+pytestmark = LITELLM
 
 
 FORMS: dict[str, Callable[[Any, Any], Any]] = {
     "invoke": lambda model, run: model.invoke("hi", run),
     "ainvoke": lambda model, run: asyncio.run(model.ainvoke("hi", run)),
     "stream": lambda model, run: list(model.stream("hi", run)),
-    "astream": lambda model, run: asyncio.run(_collect(model.astream("hi", run))),
+    "astream": lambda model, run: asyncio.run(collected(model.astream("hi", run))),
     "batch": lambda model, run: model.batch(["hi"], run),
     "abatch": lambda model, run: asyncio.run(model.abatch(["hi"], run)),
     "chain": lambda model, run: (RunnableLambda(lambda x: x) | model).invoke("hi", run),

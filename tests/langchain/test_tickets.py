@@ -15,7 +15,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_litellm import ChatLiteLLM
-from runs_under_test import CALLS, OPEN, WHO, Engines, Models, budget, config, cost
+from runs_under_test import CALLS, LITELLM, OPEN, WHO, Engines, Models, budget, config, cost
 from typing_extensions import override
 
 from llm_budget_hooks import BudgetEngine
@@ -23,29 +23,7 @@ from llm_budget_hooks.langchain import BudgetCallbackHandler
 from llm_budget_hooks.litellm import BudgetCallback, BudgetRefused
 from llm_budget_hooks.testing import FakeProvider
 
-# LiteLLM's own: its types, its logging queue when an event loop ends, and the connections that it keeps.
-pytestmark = [
-    pytest.mark.filterwarnings(rule)
-    for rule in (
-        "ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",
-        "ignore:Accessing the 'model_(computed_)?fields' attribute:DeprecationWarning",
-        "ignore:Pydantic serializer warnings:UserWarning",
-        "ignore:coroutine .*(Logging|ServiceLogging|async_|close).* was never awaited:RuntimeWarning",
-        "ignore:There is no current event loop:DeprecationWarning",
-        "ignore:unclosed:ResourceWarning",
-        "ignore:Exception ignored in.*(socket|Transport|coroutine):pytest.PytestUnraisableExceptionWarning",
-    )
-]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    """Leave no hooks behind in this process."""
-    yield
-    for callback in list(litellm.callbacks):
-        if isinstance(callback, BudgetCallback):
-            callback.uninstall()
-    litellm.callbacks = []
+pytestmark = LITELLM
 
 
 def _asked(provider: FakeProvider) -> dict[str, Any]:
