@@ -2,8 +2,9 @@
 
 Of the columns, those that name a day, a model and a cost are needed; requests and tokens help to find a cause. The
 names are those of the usual exports, in any case: ``date`` or ``start_time``, ``model`` or ``line_item``, ``cost`` or
-``amount`` in dollars. A line about a tool, such as web search, needs no model where ``cost_type`` names it. A row
-with a day and nothing else, as OpenAI's costs have for days without any, says nothing.
+``amount`` in dollars. A row is about one day, also where it says when it ends. A line about a tool, such as web search,
+needs no model where ``cost_type`` names it. A row with a day and nothing else, as OpenAI's costs have for days without
+any, says nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from io import StringIO
 from os import PathLike
@@ -22,16 +23,19 @@ from llm_budget_hooks.errors import ConfigurationError
 from llm_budget_hooks.reconcile.books import Billed
 from llm_budget_hooks.reconcile.values import (
     Unreadable,
+    begin_of,
     check_currency,
     count_of,
     day_of,
     dollars,
+    instant_of,
     model_of_item,
     tool_of,
 )
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "day": ("day", "date", "usage_date", "usage_date_utc", "start_time", "start_time_iso", "starttime", "starting_at"),
+    "end": ("end_time", "end_time_iso", "ending_at", "end_date"),
     "model": ("model", "model_version", "snapshot", "line_item"),
     "cost": ("cost", "cost_usd", "amount", "amount_value", "spend"),
     "requests": ("requests", "num_model_requests", "calls", "n_requests"),
@@ -39,6 +43,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "cached_input_tokens": ("cached_input_tokens", "input_cached_tokens", "cache_read_input_tokens"),
     "output_tokens": ("output_tokens", "completion_tokens", "n_generated_tokens_total"),
 }
+_WHEN: Final = ("day", "end")
 _COUNTS: Final = ("requests", "input_tokens", "cached_input_tokens", "output_tokens")
 
 
@@ -95,12 +100,14 @@ class ExportedBooks:
 
 
 def _named(row: Mapping[Any, Any]) -> dict[str, Any]:
+    if None in row:  # where the csv module puts them
+        raise Unreadable("it has more values than the head has names; an amount with a comma stands in quotes")
     return {name.strip().lower(): value for name, value in row.items() if isinstance(name, str)}
 
 
 def _billed(named: Mapping[str, Any]) -> Billed | None:
     """What a row has; None if it has nothing but a day."""
-    if not any(_of(named, name) is not None for name in _NAMES if name != "day") and _of(named, "day") is not None:
+    if not any(_of(named, name) is not None for name in _NAMES if name not in _WHEN) and _of(named, "day") is not None:
         return None
     for name, value in named.items():
         if name.endswith("currency"):
@@ -113,6 +120,9 @@ def _billed(named: Mapping[str, Any]) -> Billed | None:
     tier = str(named.get("service_tier") or named.get("batch") or "").lower()
     cost = dollars(_needed(named, "cost"))
     day = day_of(_needed(named, "day"))
+    end = _of(named, "end")
+    if end is not None and instant_of(end) > begin_of(day) + timedelta(days=1):
+        raise Unreadable("it is about more than one UTC day; export the costs by day")
     batch = tier in ("batch", "true", "1")
     return Billed(day, model, cost, requests, inputs, cached, outputs, batch, tool is not None)
 

@@ -101,8 +101,10 @@ class _Remote:
                 for result in _tables(path, bucket, "results"):
                     yield bucket, result
             following: Query = [("page", found.get("next_page"))]
-            if not found.get("has_more") or not following[0][1]:
+            if not found.get("has_more"):
                 return
+            if not following[0][1]:
+                raise BooksUnavailable(f"{path} has answered that a page follows, and does not name it.")
             if following == page:
                 raise BooksUnavailable(f"{path} has answered with the same page again.")
             page = following

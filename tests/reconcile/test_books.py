@@ -97,6 +97,12 @@ def test_a_json_file_keeps_every_digit(tmp_path: Path) -> None:
         ("a.csv", "date,model,cost\n2026-11-01,,1\n", "row 1: it names no model"),
         ("a.csv", "date,model,cost\n2026-11-01,m,1\n2026-11-01,m,\n", "row 2: it names no cost"),
         ("a.csv", "model,cost\nm,1\n", "row 1: it names no day"),
+        ("a.csv", "date,model,cost\n2026-11-01,m,1,500.00\n", "row 1: it has more values than the head has names"),
+        (
+            "a.csv",
+            "start_time,end_time,model,cost\n2026-11-01,2026-11-07,m,60\n",
+            "row 1: it is about more than one UTC day",
+        ),
         ("a.csv", "date,model,cost\n2026-11-01,m,NaN\n", "row 1: 'NaN' is no amount of dollars$"),
         ("a.csv", "date,model,cost\n2026-11-01,m,cheap\n", "row 1: 'cheap' is no amount of dollars$"),
         ("a.csv", "date,model,cost\n2026-11-01,m,1e30\n", "row 1: '1e30' is no amount of dollars$"),
@@ -273,6 +279,21 @@ def test_a_page_that_comes_again_is_an_error_and_not_counted_for_ever(server: Bo
     with pytest.raises(BooksUnavailable, match="same page again"):
         list(OpenAIBooks(KEY, server.url).lines(DAY, NEXT))
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("named", [{}, {"next_page": None}, {"next_page": ""}])
+def test_a_page_that_is_said_to_follow_and_is_not_named_is_an_error(server: BooksServer, named: Any) -> None:
+    server.routes = defaultdict(lambda: lambda _: {"data": [], "has_more": True, **named})
+    with pytest.raises(BooksUnavailable, match="does not name it"):
+        list(OpenAIBooks(KEY, server.url).lines(DAY, NEXT))
+
+
+def test_a_row_of_one_day_may_say_where_it_ends(tmp_path: Path) -> None:
+    head = "start_time,end_time,model,cost\n"
+    for begins, ends in (("2026-11-01", "2026-11-01"), ("2026-11-01", "2026-11-02"), ("1793491200", "1793577600")):
+        (tmp_path / "a.csv").write_text(f"{head}{begins},{ends},m,1\n", encoding="utf-8")
+        (line,) = ExportedBooks(tmp_path / "a.csv").lines(DAY, NEXT)
+        assert (line.day, line.cost) == (DAY, 1)
 
 
 ODD = st.one_of(
