@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +33,19 @@ def state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def litellm_clients() -> Iterator[None]:
+    """LiteLLM keeps its clients. Their connections end with the module, where a later test would stumble over them."""
+    import litellm
+
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        litellm.in_memory_llm_clients_cache.flush_cache()
+        for _ in range(2):  # a client that is finalized lets go of its connections only then
+            gc.collect()
 
 
 @pytest.fixture(scope="session")

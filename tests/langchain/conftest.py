@@ -41,7 +41,7 @@ def provider() -> Iterator[FakeProvider]:
 
 
 @pytest.fixture
-def no_hooks_left() -> Iterator[None]:
+def no_hooks_left(litellm_clients: None) -> Iterator[None]:
     """Leave no hooks behind in this process."""
     yield
     for callback in list(litellm.callbacks):

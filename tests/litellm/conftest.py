@@ -68,7 +68,7 @@ def provider(running_provider: FakeProvider) -> Iterator[FakeProvider]:
 
 
 @pytest.fixture(autouse=True)
-def _only_ours() -> Iterator[None]:
+def _only_ours(litellm_clients: None) -> Iterator[None]:
     logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)
     logging.getLogger("LiteLLM Router").setLevel(logging.CRITICAL)
     litellm.num_retries = None
